@@ -1,0 +1,157 @@
+"""JSON that never kills a stream, and byte-exact edits of the top level of an object. [pure]
+
+`loads` is orjson with the standard library behind it: orjson refuses lone surrogates, which real
+providers send when they cut an emoji in two (the stream goes on).
+
+`Members` finds the spans of the top-level members of a JSON object without decoding values, so
+that single members can be replaced, cut out or added while every other byte stays as it was sent:
+key order, number spelling, escapes, spaces (M2.2).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+# One alternative for each thing that matters at the top level; strings are skipped whole.
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\],:]', re.DOTALL)
+_SPACE: Final = b" \t\n\r"
+_QUOTE, _COLON, _COMMA, _CLOSE = b'":,}'
+
+
+def loads(data: bytes | str) -> Any:
+    """Decode JSON; lone surrogates are kept as they are.
+
+    Raises:
+        ValueError: not JSON (both decoders' errors are ValueErrors).
+    """
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return json.loads(data)
+
+
+def dumps(value: Any) -> bytes:
+    """Encode JSON compactly as UTF-8; what UTF-8 cannot hold (lone surrogates) is escaped."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+class Member(NamedTuple):
+    """One top-level member: `"key": value` at `data[start:end]`, its value at
+    `data[value_start:end]`; trailing spaces belong to nobody."""
+
+    key: str
+    start: int
+    value_start: int
+    end: int
+
+
+class NotAnObject(ValueError):
+    """The bytes are not one JSON object."""
+
+
+def members(data: bytes) -> list[Member]:
+    """Return the spans of the top-level members of the JSON object in `data`, in order.
+
+    The caller has parsed `data` already or trusts it to be JSON: this only tells members apart.
+
+    Raises:
+        NotAnObject: `data` does not begin and end as an object.
+    """
+    if data.lstrip(_SPACE)[:1] != b"{":
+        raise NotAnObject("not a JSON object")
+    found: list[Member] = []
+    depth = 0
+    key = ""
+    key_start = value_start = -1
+    for match in _TOKEN.finditer(data):
+        token = data[match.start()]
+        if token == _QUOTE:  # a key, if the member has none yet
+            if depth == 1 and key_start < 0:
+                key_start = match.start()
+                key = _key_text(match.group())
+        elif token in b"{[":
+            depth += 1
+        elif depth > 1:
+            depth -= token in b"}]"
+        elif token == _COLON:
+            if value_start < 0:
+                value_start = _skip_space(data, match.end())
+        else:  # the comma behind a member, or the object's end
+            if key_start >= 0:
+                found.append(_member(data, key, key_start, value_start, match.start()))
+                key_start = value_start = -1
+            if token != _COMMA:
+                if token != _CLOSE or data[match.end() :].strip(_SPACE):
+                    break
+                return found
+    raise NotAnObject("not one JSON object")
+
+
+def _member(data: bytes, key: str, start: int, value_start: int, stop: int) -> Member:
+    if value_start < 0:
+        raise NotAnObject("a member without a value")
+    while data[stop - 1] in _SPACE:
+        stop -= 1
+    return Member(key, start, value_start, stop)
+
+
+def _key_text(token: bytes) -> str:
+    """The key's text; only keys with escapes need decoding."""
+    if b"\\" in token:
+        return str(json.loads(token))
+    return token[1:-1].decode("utf-8", "replace")
+
+
+def _skip_space(data: bytes, at: int) -> int:
+    while at < len(data) and data[at] in _SPACE:
+        at += 1
+    return at
+
+
+def edit(
+    data: bytes,
+    spans: list[Member],
+    *,
+    values: dict[str, bytes] | None = None,
+    cut: frozenset[str] = frozenset(),
+    after: str | None = None,
+) -> bytes:
+    """Rewrite top-level members of `data` and leave every other byte as it is.
+
+    Args:
+        data: one JSON object.
+        spans: `members(data)`.
+        values: key → encoded JSON value. A key that is there gets the value in place; a key that
+            is not is added behind the member `after`, else at the end. A repeated key is rewritten
+            at each place (decoders differ on which one wins).
+        cut: keys removed together with one comma.
+        after: see `values`.
+    """
+    values = values or {}
+    missing = b"".join(
+        b',"%s":%s' % (key.encode(), value)
+        for key, value in values.items()
+        if not any(span.key == key for span in spans)
+    )
+    keep = [span for span in spans if span.key not in cut]
+    anchor = next((s for s in reversed(keep) if s.key == after), keep[-1] if keep else None)
+    if anchor is None:
+        return b"{" + missing[1:] + b"}"
+    out: list[bytes] = [data[: spans[0].start]]
+    for span in keep:
+        if span is not keep[0]:
+            previous = spans[spans.index(span) - 1]
+            out.append(data[previous.end : span.start])  # the comma and spaces as sent
+        out.append(data[span.start : span.value_start])
+        out.append(values.get(span.key) or data[span.value_start : span.end])
+        if span is anchor:
+            out.append(missing)
+    out.append(data[spans[-1].end :])
+    return b"".join(out)

@@ -1,0 +1,75 @@
+"""The seam between the relay and whatever serves a model.
+
+An `Upstream` is one configured provider. `open` dials it and returns as soon as the status is
+known; the reply then hands over its body as the bytes arrive. Nothing here knows about SSE: the
+pure `relay.stream` does. Two implementations share this seam: `http` (a provider on the network;
+the local model is one too, behind `local`) and `replay` (recorded transcripts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamRequest:
+    """What is asked of a provider, in the provider's own shape.
+
+    Attributes:
+        body: the JSON request as it is sent; `body["model"]` is the provider's own model name.
+        stream: whether a stream is asked for (equals `body["stream"]`).
+    """
+
+    body: Mapping[str, Any]
+    stream: bool
+
+
+class UpstreamReply(Protocol):
+    """An answered request: status and headers are known, the body is still arriving."""
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Response headers, case-insensitive or with lower-case names."""
+
+    async def read(self) -> bytes:
+        """Return the next bytes of the (decompressed) body, `b""` at its end.
+
+        Raises:
+            UpstreamTruncated: the connection died before the body was complete.
+        """
+
+    def abort(self) -> None:
+        """Close the connection at once. Synchronous, idempotent, safe while a read waits."""
+
+
+class Upstream(Protocol):
+    """One configured provider."""
+
+    @property
+    def name(self) -> str:
+        """The canonical id that answers carry in `provider` (M2.2)."""
+
+    async def start(self) -> None:
+        """Acquire what the provider needs (a child process, files); called once, before serving.
+
+        Raises:
+            UpstreamUnavailable: it cannot serve; the message says why and what to do.
+        """
+
+    async def open(self, request: UpstreamRequest) -> UpstreamReply:
+        """Send the request and wait for the status line.
+
+        Raises:
+            UpstreamUnavailable: refused, unreachable, name not found, connect timeout.
+            UpstreamTimeout: no headers within `header_timeout_s`.
+            UpstreamTruncated: the connection closed before a status line.
+        """
+
+    async def close(self) -> None:
+        """Free everything. Idempotent."""

@@ -1,0 +1,374 @@
+"""The local model as a provider: one llama.cpp child process, watched, and spoken to over HTTP.
+
+    LlamaProcess   owns the child: starts it, restarts it when it dies, ends it
+    LocalUpstream  the `Upstream` made of it and of an openai-shape HTTP upstream
+
+    start() ─▶ weights (cache, or fetched by a process) ─▶ child ─▶ address line ─▶ up
+                                          ▲                                         │ it dies
+                                          └─── back-off 0.5 s, 1, 2 … 30 s ◀────────┘
+
+Why a child process: `relay.upstreams.llama_child`. Start this on the main thread: Linux kills the
+child when the *thread* that started it ends. Source: O1.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from relay.errors import UpstreamUnavailable
+from relay.upstreams import llama_child, weights
+from relay.upstreams.base import Upstream, UpstreamReply, UpstreamRequest
+
+DEFAULT_MODEL: Final = "smollm2-135m"
+
+_RETRY_AFTER_S: Final = 1  # a restart takes about a second
+_START_TIMEOUT_S: Final = 60.0
+_TERMINATE_WAIT_S: Final = 2.0
+_BACKOFF_MIN_S: Final = 0.5
+_BACKOFF_MAX_S: Final = 30.0
+_STDERR_TAIL_BYTES: Final = 4096
+_ADDRESS_LINE_BYTES_MAX: Final = 1024
+
+_log = logging.getLogger(__name__)
+
+
+class LlamaProcess:
+    """The child process that serves the local model, restarted whenever it dies.
+
+    Args:
+        model: the model's name in requests and answers.
+        weights_path: a .gguf of your own; default: SmolLM2-135M-Instruct, fetched once (O1.1).
+        start_timeout_s: how long a start may take until the address is known.
+        command: the child program; for tests.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        weights_path: Path | None = None,
+        start_timeout_s: float = _START_TIMEOUT_S,
+        command: tuple[str, ...] | None = None,
+    ) -> None:
+        self.model = model
+        self._weights_path = weights_path
+        self._start_timeout_s = start_timeout_s
+        self._command = command
+        self._child: _Child | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._started = False
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """Where llama.cpp serves now, `http://127.0.0.1:PORT`; another port after a restart.
+
+        Raises:
+            UpstreamUnavailable: it is not up (`retry_after_s` is set).
+        """
+        if self._child is None or self._child.address is None:
+            raise UpstreamUnavailable(
+                f"the local model {self.model} is starting; try again in a moment",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        return self._child.address
+
+    @property
+    def base_url(self) -> str:
+        """The base of its OpenAI-compatible API: `address` and `/v1`. Raises as `address`."""
+        return self.address + "/v1"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child, None while there is none."""
+        return self._child.pid if self._child is not None else None
+
+    async def start(self) -> None:
+        """Start the child, return when it serves. A second call does nothing.
+
+        Raises:
+            UpstreamUnavailable: xllamacpp or the weights are missing, or the child failed; the
+                message says what to do. Nothing is left running, and it may be called again.
+        """
+        if self._started:
+            return
+        self._started = True
+        try:
+            if self._command is None:
+                self._command = await self._default_command()
+            await self._spawn(self._command)
+        except BaseException:
+            self._started = False
+            raise
+        self._supervisor = asyncio.create_task(
+            self._supervise(self._command), name=f"supervise local model {self.model}"
+        )
+
+    async def close(self) -> None:
+        """End the child and the supervision: SIGTERM, two seconds, SIGKILL. Idempotent.
+
+        If it is cancelled, the child is killed at once.
+        """
+        self._closed = True
+        supervisor, self._supervisor = self._supervisor, None
+        child, self._child = self._child, None
+        try:
+            if supervisor is not None:
+                supervisor.cancel()
+                await asyncio.wait([supervisor])
+            if child is not None:
+                await child.terminate(_TERMINATE_WAIT_S)
+        finally:
+            if child is not None:
+                child.kill()
+
+    async def _default_command(self) -> tuple[str, ...]:
+        if importlib.util.find_spec("xllamacpp") is None:
+            raise UpstreamUnavailable(
+                "the local model needs llama.cpp, and the package xllamacpp is not installed: "
+                "`pip install 'sluicegate[local]'`"
+            )
+        weights_path = self._weights_path or weights.cached_weights() or await _fetch_weights()
+        program = llama_child.__file__  # by its path, with -P: nothing in the working directory
+        return (  # can shadow a module, and `relay` need not be installed
+            *(sys.executable, "-P", program),
+            *("--weights", str(weights_path), "--alias", self.model),
+        )
+
+    async def _spawn(self, command: tuple[str, ...]) -> None:
+        """Start one child and wait until it serves.
+
+        Raises:
+            UpstreamUnavailable: it ended, or did not serve in time; the message has its last words.
+        """
+        child = await _Child.start((*command, "--parent", str(os.getpid())))
+        self._child = child  # from here on `close` finds it
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await child.serving()
+        except TimeoutError:
+            raise UpstreamUnavailable(
+                f"the local model {self.model} did not serve within {self._start_timeout_s:g} s"
+                f"{child.last_words()}"
+            ) from None
+        finally:
+            if child.address is None or self._closed:
+                child.kill()
+                self._child = None
+        if self._closed:
+            raise UpstreamUnavailable(f"the local model {self.model} was closed while starting")
+
+    async def _supervise(self, command: tuple[str, ...]) -> None:
+        """Restart the child when it dies, later each time it does so again soon."""
+        loop = asyncio.get_running_loop()
+        delay_s = _BACKOFF_MIN_S
+        while True:
+            child, since = self._child, loop.time()
+            if child is not None:
+                await child.exited.wait()
+                self._child = None
+                child.kill()  # frees the pipes
+                _log.warning(
+                    "local model %s ended with status %s%s",
+                    *(self.model, child.returncode, child.last_words()),
+                )
+                if loop.time() - since >= _BACKOFF_MAX_S:
+                    delay_s = _BACKOFF_MIN_S
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _BACKOFF_MAX_S)
+            try:
+                await self._spawn(command)
+            except (UpstreamUnavailable, OSError) as error:
+                _log.warning("local model %s did not restart: %s", self.model, error)
+            else:
+                _log.info("local model %s serves again", self.model)
+
+
+class LocalUpstream:
+    """The local model as an `Upstream`; owns its process.
+
+    Args:
+        name: canonical id of the provider (M2.2).
+        process: started by `start`, ended by `close`.
+        make_http: makes the openai-shape upstream of a base URL that is asked for on each dial,
+            because a restarted child has another port.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        process: LlamaProcess,
+        make_http: Callable[[Callable[[], str]], Upstream],
+    ) -> None:
+        self._name = name
+        self._process = process
+        self._http = make_http(lambda: process.base_url)
+
+    @property
+    def name(self) -> str:
+        """Canonical id of the provider."""
+        return self._name
+
+    async def start(self) -> None:
+        """Start the child and the HTTP upstream; see `LlamaProcess.start` for what it raises."""
+        await self._process.start()
+        try:
+            await self._http.start()
+        except BaseException:
+            await self._process.close()
+            raise
+
+    async def open(self, request: UpstreamRequest) -> UpstreamReply:
+        """Send the request to the child; UpstreamUnavailable (retry in 1 s) while it is down."""
+        _ = self._process.base_url  # asked here, so that no connection is tried in vain
+        return await self._http.open(request)
+
+    async def close(self) -> None:
+        """Close the HTTP upstream, then end the child. Idempotent."""
+        try:
+            await self._http.close()
+        finally:
+            await self._process.close()
+
+
+class _Child(asyncio.SubprocessProtocol):
+    """One running child: its address, the tail of its standard error, its end.
+
+    A protocol and not a pair of reader tasks: callbacks need nobody to own them, and a pipe that
+    nobody reads would block the child.
+    """
+
+    def __init__(self) -> None:
+        self.address: str | None = None
+        self.exited = asyncio.Event()
+        self._changed = asyncio.Event()  # the address is known, or the process is over
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._line = bytearray()
+        self._tail = bytearray()
+
+    @classmethod
+    async def start(cls, command: tuple[str, ...]) -> _Child:
+        """Start the program. Its own session: a Ctrl-C is for us, who may have to drain first."""
+        loop = asyncio.get_running_loop()
+        try:
+            _, child = await loop.subprocess_exec(
+                *(cls, *command),
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UpstreamUnavailable(f"cannot start the local model: {error}") from error
+        return child
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None once its end was seen."""
+        if self._transport is None or self.exited.is_set():
+            return None
+        return self._transport.get_pid()
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs."""
+        return self._transport.get_returncode() if self._transport is not None else None
+
+    async def serving(self) -> None:
+        """Wait for the address.
+
+        Raises:
+            UpstreamUnavailable: the process ended instead.
+        """
+        await self._changed.wait()
+        if self.address is None:
+            raise UpstreamUnavailable(
+                f"the local model's process ended with status {self.returncode} before it served"
+                f"{self.last_words()}"
+            )
+
+    async def terminate(self, wait_s: float) -> None:
+        """Ask it to end and wait; a signal stronger than that is `kill`."""
+        if self._transport is None:
+            return
+        with suppress(ProcessLookupError):
+            self._transport.terminate()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self.exited.wait()
+
+    def kill(self) -> None:
+        """Kill it if it runs, and free the pipes. Synchronous, idempotent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def last_words(self) -> str:
+        """Return the end of its standard error, ready to be put behind a message."""
+        text = self._tail.decode("utf-8", "replace").strip()
+        return f"; its last words: {text}" if text else ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport; called by the loop."""
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Collect the address line (1) and the tail of standard error (2)."""
+        if fd == 2:
+            self._tail += data
+            del self._tail[:-_STDERR_TAIL_BYTES]
+        elif self.address is None and len(self._line) <= _ADDRESS_LINE_BYTES_MAX:
+            self._line += data
+            line, newline, _ = self._line.partition(b"\n")
+            if newline:
+                self._on_line(bytes(line))
+
+    def _on_line(self, line: bytes) -> None:
+        try:
+            self.address = str(json.loads(line)["address"])
+        except (ValueError, TypeError, KeyError):
+            self._tail += b"not an address: " + line
+        self._changed.set()
+
+    def process_exited(self) -> None:
+        """The process is over: nothing serves at the address any more."""
+        self.exited.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The process is over and its pipes are read to the end."""
+        self.exited.set()
+        self._changed.set()
+
+
+async def _fetch_weights() -> Path:
+    """Fetch the weights in a process of its own, for that can be stopped and a thread cannot.
+
+    Raises:
+        UpstreamUnavailable: they cannot be had; the message is that of WeightsError.
+    """
+    _log.info("fetching the local model's weights (93 MB, once)")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", weights.__file__),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = await process.communicate()
+    except BaseException:
+        with suppress(ProcessLookupError):
+            process.terminate()  # it stops pip and tidies up after itself
+        await process.wait()
+        raise
+    if process.returncode:
+        message = err.decode("utf-8", "replace").strip()[-_STDERR_TAIL_BYTES:]
+        raise UpstreamUnavailable(f"the local model cannot be had: {message}")
+    return Path(os.fsdecode(out.rstrip(b"\n")))
