@@ -25,13 +25,18 @@ _QUOTE, _COLON, _COMMA, _CLOSE = b'":,}'
 def loads(data: bytes | str) -> Any:
     """Decode JSON; lone surrogates are kept as they are.
 
+    Also takes what Python servers write for floats that JSON has no word for (NaN, Infinity).
+
     Raises:
-        ValueError: not JSON (both decoders' errors are ValueErrors).
+        ValueError: not JSON, or nested too deeply for either decoder.
     """
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
-        return json.loads(data)
+        try:
+            return json.loads(data)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
 
 
 def dumps(value: Any) -> bytes:

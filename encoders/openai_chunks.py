@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from encoders import openai
 from encoders.json_text import Member, dumps, edit, loads, members
+from encoders.openai_whole import ChunkAggregator
 from encoders.usage import TokenUsage, openai_usage
 
 if TYPE_CHECKING:
@@ -265,3 +266,39 @@ class ChunkRewriter:
             self._stem = self._tail[:-value]
             self._stem_out = self._post[: -value - 2]
             self._frame_bytes = len(self._head) + len(self._stem) + 2
+
+
+class ReplyTooLarge(ValueError):
+    """The chunks of a plain reply hold more than the bound."""
+
+
+class ChunkCollector(ChunkRewriter):
+    """Collects the chunks of a stream into one plain reply: a `stream:false` request that was
+    dialled as a stream (M4.1). Emits nothing; `result` is the reply.
+
+    Args:
+        identity: as for `ChunkRewriter`. max_bytes: bound for the sum of all chunks.
+    """
+
+    def __init__(self, identity: ChunkIdentity, *, choices: int, max_bytes: int) -> None:
+        super().__init__(identity, choices=choices)
+        self._aggregator = ChunkAggregator(identity)
+        self._bytes_left = max_bytes
+
+    def _emit(
+        self, data: bytes, spans: list[Member], chunk: dict[str, Any], out: list[bytes]
+    ) -> None:
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            raise ReplyTooLarge("the reply is too large to be collected")
+        choices = chunk.get("choices")
+        if isinstance(choices, list):
+            self._heal_choices(choices, [])
+        self._aggregator.add(chunk)
+
+    def closing(self) -> bytes:
+        return b""
+
+    def result(self) -> bytes:
+        """Return the reply as JSON."""
+        return self._aggregator.result(self._raw_usage)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from encoders.json_text import dumps, edit, members
 
 if TYPE_CHECKING:
     from encoders.openai import ChunkIdentity
+
+# What the aggregator writes itself, whatever the chunks say.
+_OWN_KEYS: Final = frozenset({"choices", "object", "model", "provider", "id", "created", "usage"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,17 +120,16 @@ class ChunkAggregator:
     def add(self, chunk: Mapping[str, Any]) -> None:
         """Take one parsed chunk."""
         for key, value in chunk.items():
-            if key not in ("choices", "object", "model", "provider", "id", "created"):
-                if value is not None or key not in self._common:
-                    self._common[key] = value
+            if key not in _OWN_KEYS and (value is not None or key not in self._common):
+                self._common[key] = value
         for choice in chunk.get("choices") or []:
             if isinstance(choice, Mapping):
                 index = choice.get("index")
                 index = index if isinstance(index, int) else 0
                 self._choices.setdefault(index, _Choice()).add(choice)
 
-    def result(self) -> bytes:
-        """Return the `chat.completion` as JSON."""
+    def result(self, usage: Mapping[str, Any] | None) -> bytes:
+        """Return the `chat.completion` as JSON, with `usage` if the provider reported any."""
         identity = self._identity
         return dumps(
             {
@@ -141,6 +143,7 @@ class ChunkAggregator:
                     for index, choice in sorted(self._choices.items())
                 ],
                 **self._common,
+                **({"usage": usage} if usage is not None else {}),
             }
         )
 

@@ -21,9 +21,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CHAT_TEMPLATE: Final = Path(__file__).with_name("chatml_tools.jinja")
 

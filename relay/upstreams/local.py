@@ -19,20 +19,25 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 from relay.errors import UpstreamUnavailable
 from relay.upstreams import llama_child, weights
-from relay.upstreams.base import Upstream, UpstreamReply, UpstreamRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from relay.upstreams.base import Upstream, UpstreamReply, UpstreamRequest
 
 DEFAULT_MODEL: Final = "smollm2-135m"
 
 _RETRY_AFTER_S: Final = 1  # a restart takes about a second
 _START_TIMEOUT_S: Final = 60.0
 _TERMINATE_WAIT_S: Final = 2.0
+_KILL_WAIT_S: Final = 2.0
+_PIPE_WAIT_S: Final = 0.5
 _BACKOFF_MIN_S: Final = 0.5
 _BACKOFF_MAX_S: Final = 30.0
 _STDERR_TAIL_BYTES: Final = 4096
@@ -75,12 +80,13 @@ class LlamaProcess:
         Raises:
             UpstreamUnavailable: it is not up (`retry_after_s` is set).
         """
-        if self._child is None or self._child.address is None:
+        child = self._child
+        if child is None or child.address is None or child.exited.is_set():
             raise UpstreamUnavailable(
                 f"the local model {self.model} is starting; try again in a moment",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        return self._child.address
+        return child.address
 
     @property
     def base_url(self) -> str:
@@ -99,6 +105,8 @@ class LlamaProcess:
             UpstreamUnavailable: xllamacpp or the weights are missing, or the child failed; the
                 message says what to do. Nothing is left running, and it may be called again.
         """
+        if self._closed:
+            raise self._was_closed()
         if self._started:
             return
         self._started = True
@@ -131,6 +139,9 @@ class LlamaProcess:
             if child is not None:
                 child.kill()
 
+    def _was_closed(self) -> UpstreamUnavailable:
+        return UpstreamUnavailable(f"the local model {self.model} was closed")
+
     async def _default_command(self) -> tuple[str, ...]:
         if importlib.util.find_spec("xllamacpp") is None:
             raise UpstreamUnavailable(
@@ -138,11 +149,9 @@ class LlamaProcess:
                 "`pip install 'sluicegate[local]'`"
             )
         weights_path = self._weights_path or weights.cached_weights() or await _fetch_weights()
-        program = llama_child.__file__  # by its path, with -P: nothing in the working directory
-        return (  # can shadow a module, and `relay` need not be installed
-            *(sys.executable, "-P", program),
-            *("--weights", str(weights_path), "--alias", self.model),
-        )
+        # By its path and with -P: nothing in the working directory can shadow a module.
+        program = (sys.executable, "-P", llama_child.__file__)
+        return (*program, "--weights", str(weights_path), "--alias", self.model)
 
     async def _spawn(self, command: tuple[str, ...]) -> None:
         """Start one child and wait until it serves.
@@ -162,10 +171,10 @@ class LlamaProcess:
             ) from None
         finally:
             if child.address is None or self._closed:
-                child.kill()
                 self._child = None
+                await child.terminate(0)
         if self._closed:
-            raise UpstreamUnavailable(f"the local model {self.model} was closed while starting")
+            raise self._was_closed()
 
     async def _supervise(self, command: tuple[str, ...]) -> None:
         """Restart the child when it dies, later each time it does so again soon."""
@@ -174,9 +183,9 @@ class LlamaProcess:
         while True:
             child, since = self._child, loop.time()
             if child is not None:
-                await child.exited.wait()
+                await child.over()
                 self._child = None
-                child.kill()  # frees the pipes
+                child.kill()  # it has ended; this frees the pipes
                 _log.warning(
                     "local model %s ended with status %s%s",
                     *(self.model, child.returncode, child.last_words()),
@@ -229,7 +238,7 @@ class LocalUpstream:
 
     async def open(self, request: UpstreamRequest) -> UpstreamReply:
         """Send the request to the child; UpstreamUnavailable (retry in 1 s) while it is down."""
-        _ = self._process.base_url  # asked here, so that no connection is tried in vain
+        _ = self._process.base_url  # raises before a connection is tried in vain
         return await self._http.open(request)
 
     async def close(self) -> None:
@@ -251,6 +260,7 @@ class _Child(asyncio.SubprocessProtocol):
         self.address: str | None = None
         self.exited = asyncio.Event()
         self._changed = asyncio.Event()  # the address is known, or the process is over
+        self._drained = asyncio.Event()  # nothing more will come out of the pipes
         self._transport: asyncio.SubprocessTransport | None = None
         self._line = bytearray()
         self._tail = bytearray()
@@ -261,7 +271,8 @@ class _Child(asyncio.SubprocessProtocol):
         loop = asyncio.get_running_loop()
         try:
             _, child = await loop.subprocess_exec(
-                *(cls, *command),
+                cls,
+                *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -272,14 +283,12 @@ class _Child(asyncio.SubprocessProtocol):
     @property
     def pid(self) -> int | None:
         """Process id; None once its end was seen."""
-        if self._transport is None or self.exited.is_set():
-            return None
-        return self._transport.get_pid()
+        return None if self.exited.is_set() else self._process().get_pid()
 
     @property
     def returncode(self) -> int | None:
         """Exit status, negative for a signal; None while it runs."""
-        return self._transport.get_returncode() if self._transport is not None else None
+        return self._process().get_returncode()
 
     async def serving(self) -> None:
         """Wait for the address.
@@ -290,24 +299,34 @@ class _Child(asyncio.SubprocessProtocol):
         await self._changed.wait()
         if self.address is None:
             raise UpstreamUnavailable(
-                f"the local model's process ended with status {self.returncode} before it served"
-                f"{self.last_words()}"
+                "the local model's process printed no address, exit status "
+                f"{self.returncode}{self.last_words()}"
             )
 
+    async def over(self) -> None:
+        """Wait for its end, and a little for its last words, which may still be in the pipe."""
+        await self.exited.wait()
+        await _wait(self._drained, _PIPE_WAIT_S)
+
     async def terminate(self, wait_s: float) -> None:
-        """Ask it to end and wait; a signal stronger than that is `kill`."""
-        if self._transport is None:
-            return
-        with suppress(ProcessLookupError):
-            self._transport.terminate()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self.exited.wait()
+        """Ask it to end, wait; then kill it and see it reaped. Killed at once if cancelled."""
+        try:
+            with suppress(ProcessLookupError):
+                self._process().terminate()
+            await _wait(self.exited, wait_s)
+            with suppress(ProcessLookupError):
+                self._process().kill()
+            await _wait(self.exited, _KILL_WAIT_S)
+        finally:
+            self.kill()
 
     def kill(self) -> None:
         """Kill it if it runs, and free the pipes. Synchronous, idempotent."""
-        if self._transport is not None:
-            self._transport.close()
+        self._process().close()
+
+    def _process(self) -> asyncio.SubprocessTransport:
+        assert self._transport is not None, "connection_made comes before start returns"
+        return self._transport
 
     def last_words(self) -> str:
         """Return the end of its standard error, ready to be put behind a message."""
@@ -316,8 +335,8 @@ class _Child(asyncio.SubprocessProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport; called by the loop."""
-        assert isinstance(transport, asyncio.SubprocessTransport)
-        self._transport = transport
+        # A cast, for uvloop's class has the methods and not the ancestor.
+        self._transport = cast("asyncio.SubprocessTransport", transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Collect the address line (1) and the tail of standard error (2)."""
@@ -331,10 +350,8 @@ class _Child(asyncio.SubprocessProtocol):
                 self._on_line(bytes(line))
 
     def _on_line(self, line: bytes) -> None:
-        try:
+        with suppress(ValueError, TypeError, KeyError):
             self.address = str(json.loads(line)["address"])
-        except (ValueError, TypeError, KeyError):
-            self._tail += b"not an address: " + line
         self._changed.set()
 
     def process_exited(self) -> None:
@@ -344,7 +361,15 @@ class _Child(asyncio.SubprocessProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The process is over and its pipes are read to the end."""
         self.exited.set()
+        self._drained.set()
         self._changed.set()
+
+
+async def _wait(event: asyncio.Event, wait_s: float) -> None:
+    """Wait for an event, at most so long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            await event.wait()
 
 
 async def _fetch_weights() -> Path:

@@ -21,8 +21,7 @@ import struct
 import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Self, assert_never
+from typing import TYPE_CHECKING, Any, Self
 
 from tests.support.script import (
     DONE,
@@ -32,13 +31,13 @@ from tests.support.script import (
     Flood,
     Head,
     Pings,
+    Player,
     Raw,
     Rst,
     Send,
     Sleep,
     Step,
     Wait,
-    body_length,
     chunk,
     compact,
     completed,
@@ -250,6 +249,7 @@ class _Connection(asyncio.Protocol):
 
     task: asyncio.Task[None]
     _transport: asyncio.Transport
+    _request: RecordedRequest
 
     def __init__(self, upstream: FakeUpstream) -> None:
         self.peer_closed = asyncio.Event()
@@ -293,8 +293,9 @@ class _Connection(asyncio.Protocol):
         """Bytes that the kernel has not taken, None when the connection is dead."""
         return None if self._transport.is_closing() else self._transport.get_write_buffer_size()
 
-    async def write(self, request: RecordedRequest, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         """Writes and waits until the kernel has it all."""
+        request = self._request
         request.queued += len(data)
         self._transport.write(data)
         await self._writable.wait()
@@ -339,9 +340,13 @@ class _Connection(asyncio.Protocol):
     async def _serve(self) -> None:
         try:
             while not self._finished:
-                request = await self._read_request()
+                self._request = request = await self._read_request()
                 steps = self._upstream.record(request)
-                await _Answer(self, request, steps).play()
+                player = Player(self, steps)
+                for step in steps:
+                    await player.do(step)
+                    request.steps_done += 1
+                request.answered.set()
             await self.lost.wait()
         finally:
             self._transport.abort()
@@ -381,83 +386,6 @@ class _Connection(asyncio.Protocol):
         await self._readable.wait()
 
 
-class _Answer:
-    """Plays one script on one connection."""
-
-    def __init__(
-        self, connection: _Connection, request: RecordedRequest, steps: tuple[Step, ...]
-    ) -> None:
-        self._connection = connection
-        self._request = request
-        self._steps = steps
-        self._framing: str | None = None  # None: no Head yet, the test frames by itself
-
-    async def play(self) -> None:
-        for step in self._steps:
-            await self._do(step)
-            self._request.steps_done += 1
-        self._request.answered.set()
-
-    async def _do(self, step: Step) -> None:
-        match step:
-            case Head():
-                await self._head(step)
-            case Send(data):
-                await self._body(data)
-            case Raw(data):
-                await self._connection.write(self._request, data)
-            case Sleep(seconds):
-                await asyncio.sleep(seconds)
-            case Wait(event):
-                await event.wait()
-            case Flood(block, count):
-                for _ in range(count):
-                    await self._body(block)
-            case Pings(n, interval_s):
-                await self._pings(n, interval_s)
-            case Eof():
-                await self._eof()
-            case Fin():
-                self._connection.finish()
-            case Rst():
-                await self._connection.reset()
-            case _:
-                assert_never(step)
-
-    async def _head(self, head: Head) -> None:
-        self._framing = head.framing
-        usual = "text/event-stream" if head.status == 200 else "application/json"
-        headers = {"content-type": usual} | {k.lower(): v for k, v in head.headers.items()}
-        if head.framing == "chunked":
-            headers["transfer-encoding"] = "chunked"
-        elif head.framing == "close":
-            headers["connection"] = "close"
-        else:
-            headers.setdefault("content-length", str(body_length(self._steps)))
-        lines = [f"HTTP/1.1 {head.status} {_reason(head.status)}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        raw = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-        await self._connection.write(self._request, raw)
-
-    async def _body(self, data: bytes) -> None:
-        # An empty chunk would be the end of the body.
-        if self._framing == "chunked":
-            data = b"%x\r\n%s\r\n" % (len(data), data) if data else b""
-        await self._connection.write(self._request, data)
-
-    async def _pings(self, n: int, interval_s: float) -> None:
-        for number in range(n):
-            if number:
-                await asyncio.sleep(interval_s)
-            await self._body(PING)
-
-    async def _eof(self) -> None:
-        if self._framing == "chunked":
-            await self._connection.write(self._request, b"0\r\n\r\n")
-        elif self._framing == "close":
-            self._connection.finish()
-
-
 def _asks_for(request: RecordedRequest, model: str) -> bool:
     # Some shapes name the model in the path, and not every body is JSON.
     if f"/{model}:" in request.path:
@@ -466,10 +394,3 @@ def _asks_for(request: RecordedRequest, model: str) -> bool:
         return bool(request.json["model"] == model)
     except (ValueError, KeyError, TypeError):
         return False
-
-
-def _reason(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Unknown"

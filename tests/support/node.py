@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 NODE_DIR = Path(__file__).resolve().parents[1] / "node"
 
 
-class NodeMissing(RuntimeError):  # noqa: N818 - it says what is missing, and how to get it
+class NodeMissing(RuntimeError):
     """Node.js or the npm packages are not installed."""
 
 

@@ -1,16 +1,18 @@
 """What a scripted provider can do, step by step, and the bodies it usually sends.
 
-`tests.support.fake_upstream` plays these and hands them all on; import them from there.
+`tests.support.fake_upstream` plays these on its connections and hands all of them on: import them
+from there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Literal, Protocol, assert_never
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 PING = b": ping\n\n"
@@ -115,6 +117,98 @@ def body_length(steps: Sequence[Step]) -> int:
         elif isinstance(step, Pings):
             total += len(PING) * step.n
     return total
+
+
+# --- playing --------------------------------------------------------------------------------------
+
+
+class Line(Protocol):
+    """A connection, as a script sees it."""
+
+    async def write(self, data: bytes) -> None:
+        """Writes and waits until it is gone."""
+
+    def finish(self) -> None:
+        """Sends FIN."""
+
+    async def reset(self) -> None:
+        """Sends RST."""
+
+
+class Player:
+    """Plays one script on one connection."""
+
+    def __init__(self, line: Line, steps: tuple[Step, ...]) -> None:
+        self._line = line
+        self._steps = steps
+        self._framing: str | None = None  # None: no Head yet, the test frames by itself
+
+    async def do(self, step: Step) -> None:
+        """Does one step."""
+        match step:
+            case Head():
+                await self._head(step)
+            case Send(data):
+                await self._body(data)
+            case Raw(data):
+                await self._line.write(data)
+            case Sleep(seconds):
+                await asyncio.sleep(seconds)
+            case Wait(event):
+                await event.wait()
+            case Flood(block, count):
+                for _ in range(count):
+                    await self._body(block)
+            case Pings(n, interval_s):
+                await self._pings(n, interval_s)
+            case Eof():
+                await self._eof()
+            case Fin():
+                self._line.finish()
+            case Rst():
+                await self._line.reset()
+            case _:
+                assert_never(step)
+
+    async def _head(self, head: Head) -> None:
+        self._framing = head.framing
+        usual = "text/event-stream" if head.status == 200 else "application/json"
+        headers = {"content-type": usual} | {k.lower(): v for k, v in head.headers.items()}
+        if head.framing == "chunked":
+            headers["transfer-encoding"] = "chunked"
+        elif head.framing == "close":
+            headers["connection"] = "close"
+        else:
+            headers.setdefault("content-length", str(body_length(self._steps)))
+        lines = [f"HTTP/1.1 {head.status} {_reason(head.status)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        raw = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        await self._line.write(raw)
+
+    async def _body(self, data: bytes) -> None:
+        # An empty chunk would be the end of the body.
+        if self._framing == "chunked":
+            data = b"%x\r\n%s\r\n" % (len(data), data) if data else b""
+        await self._line.write(data)
+
+    async def _pings(self, n: int, interval_s: float) -> None:
+        for number in range(n):
+            if number:
+                await asyncio.sleep(interval_s)
+            await self._body(PING)
+
+    async def _eof(self) -> None:
+        if self._framing == "chunked":
+            await self._line.write(b"0\r\n\r\n")
+        elif self._framing == "close":
+            self._line.finish()
+
+
+def _reason(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Unknown"
 
 
 # --- bodies ---------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3}) ([\x20-\x7e]*)")
 _HEADER_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*")
@@ -220,12 +219,7 @@ class RawClient:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self.close()
 
     @property
@@ -319,13 +313,9 @@ class RawClient:
         self, predicate: Callable[[RawClient], object], timeout: float = 10.0
     ) -> None:
         """Reads until the predicate holds; an end before that is a `WireError`."""
-        until = time.monotonic() + timeout
-        while not predicate(self):
-            over = self.response.complete or not await self.read_some(
-                timeout=max(0.0, until - time.monotonic())
-            )
-            if over and not predicate(self):
-                raise WireError(f"the response ended too early; {self._state()}")
+        await self._read_while(lambda: not (self.complete or predicate(self)), timeout)
+        if not predicate(self):
+            raise WireError(f"the response ended too early; {self._state()}")
 
     async def read_head(self, timeout: float = 10.0) -> None:
         """Reads status line and headers."""
@@ -333,20 +323,14 @@ class RawClient:
 
     async def read_all(self, timeout: float = 10.0) -> bytes:
         """Reads to the end, proper (`complete`) or not, and returns the body."""
-        until = time.monotonic() + timeout
-        while not self.complete and await self.read_some(
-            timeout=max(0.0, until - time.monotonic())
-        ):
-            pass
+        await self._read_while(lambda: not self.complete, timeout)
         if self.response.rest and self.status != 101:
             raise WireError(f"bytes after the response: {bytes(self.response.rest)!r}")
         return self.body
 
     async def read_to_eof(self, timeout: float = 10.0) -> bytes:
         """Reads until the peer closes: also sees what comes after a proper end."""
-        until = time.monotonic() + timeout
-        while await self.read_some(timeout=max(0.0, until - time.monotonic())):
-            pass
+        await self._read_while(lambda: True, timeout)
         return await self.read_all()
 
     def half_close(self) -> None:
@@ -361,6 +345,11 @@ class RawClient:
         """Closes with a RST."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
+
+    async def _read_while(self, wanted: Callable[[], bool], timeout: float) -> None:
+        until = time.monotonic() + timeout
+        while wanted() and await self.read_some(timeout=max(0.0, until - time.monotonic())):
+            pass
 
     def _state(self) -> str:
         end = "reset" if self.was_reset else "closed" if self.eof else "open"

@@ -1,0 +1,91 @@
+"""The composition root: settings in, a running gateway out.
+
+make_app(settings)   the aiohttp application, with everything it owns
+make_runner(app)     the one runner of production and tests: a handler must learn that its
+                     client left (M4.1), which aiohttp does not tell it by default
+serve(settings)      the process: sockets, signals, drain (M3.6)
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from aiohttp import web
+
+from planes import health
+from planes.auth import KeyRing
+from planes.gateway import GATEWAY, Gateway
+from planes.middleware import observe
+from planes.models import routes as models_routes
+from planes.providers import Providers
+from relay.inflight import InFlight
+from relay.slots import Slots
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from planes.settings import Settings
+
+log = structlog.get_logger("sluicegate")
+
+# After a drain nothing runs any more that could end well; this is for what cannot be written.
+_CLEANUP_WAIT_S: Final = 1.0
+_KEEPALIVE_S: Final = 75.0
+
+
+def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.Application:
+    """Return the application; its cleanup frees all that it acquires.
+
+    Args:
+        replay_if_no_local: a local model that cannot start is replaced by recorded transcripts
+            instead of failing the start (O1.1).
+    """
+    app = web.Application(middlewares=[observe], client_max_size=settings.server.max_body_bytes)
+    providers = Providers(settings)
+    app[GATEWAY] = Gateway(
+        settings=settings,
+        keys=KeyRing(settings.keys),
+        router=providers.router(),
+        inflight=InFlight(),
+        slots=Slots(),
+        started=int(time.time()),
+    )
+
+    async def run_providers(app: web.Application) -> AsyncIterator[None]:
+        gateway = app[GATEWAY]
+        try:
+            gateway.router = await providers.start(replay_if_no_local=replay_if_no_local)
+            gateway.ready = True
+            yield
+        finally:
+            gateway.ready = False
+            await providers.close()
+
+    app.cleanup_ctx.append(run_providers)
+    app.add_routes(health.routes)
+    models_routes.add_routes(app)
+    return app
+
+
+def make_runner(app: web.Application) -> web.AppRunner:
+    """Return the runner that production and tests share."""
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,  # one line of ours for each request
+        keepalive_timeout=_KEEPALIVE_S,
+        shutdown_timeout=_CLEANUP_WAIT_S,
+    )
+
+
+def serve(settings: Settings, *, embedded: bool) -> int:
+    """Serve until a signal; return the exit code (O2).
+
+    Args:
+        embedded: these are the built-in defaults, not a configuration of the user's.
+    """
+    from planes.server import run
+
+    return run(settings, embedded=embedded)

@@ -1,0 +1,230 @@
+"""The command line `sluicegate` (O2).
+
+Exit codes: 0; 1 a failure at run time, or problems found by `check`; 2 a wrong command line or
+configuration. Problems and errors go to standard error, one line each, never as a traceback.
+
+The parts that take long to import (aiohttp, the planes) are imported by the command that needs
+them, so that `check` and `--help` stay fast.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import orjson
+from pydantic import ValidationError
+
+from planes.config_file import FILE_NAME, FILE_VARIABLE, ConfigError, find_config, load
+from planes.config_file import load_defaults as load_built_in
+from planes.settings import Server, Settings, explain, notices
+
+OK, FAILED, USAGE = 0, 1, 2
+
+_WHERE = f"""\
+The configuration is the file of --config, else that of ${FILE_VARIABLE}, else ./{FILE_NAME},
+else built-in defaults."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code; a wrong command line exits with 2 (O2)."""
+    options = _parser().parse_args(arguments)
+    try:
+        code = _run(options)
+        sys.stdout.flush()
+        return code
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return USAGE
+    except BrokenPipeError:
+        # `sluicegate models | head`: the reader has seen enough. Python would complain again when
+        # it flushes standard output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+
+
+def _run(options: argparse.Namespace) -> int:
+    match options.command:
+        case "serve":
+            return _serve(options)
+        case "check":
+            return _check(Path(options.file))
+        case "models":
+            return _models(options)
+        case _:
+            print(f"sluicegate {version()}")
+            return OK
+
+
+def version() -> str:
+    """Return the version of the installed distribution."""
+    try:
+        return metadata.version("sluicegate")
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return "0+unknown"
+
+
+def _serve(options: argparse.Namespace) -> int:
+    settings, path = _load(options.config)
+    settings = _with_flags(settings, options)
+    try:
+        from planes.app import serve
+
+        return serve(settings, embedded=path is None)
+    except KeyboardInterrupt:
+        return FAILED
+    except Exception as error:  # noqa: BLE001  the process's border: told in one line (O2)
+        from planes.logs import redact
+
+        text = redact(str(error)) or "no further details"
+        print(f"sluicegate: {type(error).__name__}: {text}", file=sys.stderr)
+        return FAILED
+
+
+def _with_flags(settings: Settings, options: argparse.Namespace) -> Settings:
+    """Return the settings with what the command line says over the file.
+
+    Exits with 2 if a flag's value is not one that the file could hold.
+    """
+    flags = {"host": options.host, "port": options.port, "workers": options.workers}
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        server = Server.model_validate(settings.server.model_dump() | given)
+    except ValidationError as error:
+        for path, message in explain(error, Server):
+            print(f"sluicegate serve: --{path[0]}: {message}", file=sys.stderr)
+        raise SystemExit(USAGE) from None
+    return settings.model_copy(update={"server": server})
+
+
+def _check(path: Path) -> int:
+    try:
+        settings = load(path, os.environ)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    for notice in notices(settings):
+        print(f"{path}: notice: {notice}")
+    print(f"{path}: ok")
+    return OK
+
+
+def _models(options: argparse.Namespace) -> int:
+    settings, _ = _load(options.config)
+    off = {name: settings.provider_off_reason(name) for name in settings.providers}
+    if options.json:
+        print(orjson.dumps(_models_document(settings, off), option=orjson.OPT_INDENT_2).decode())
+        return OK
+    rows = [("MODEL", "CANDIDATES")]
+    for slug, model in settings.models.items():
+        names = [f"{c.provider}/{c.model}{_off(off[c.provider])}" for c in model.candidates]
+        rows.append((slug, ", ".join(names)))
+    rows.extend([("", ""), ("PROVIDER", "STATE")])
+    rows.extend((name, f"off: {why}" if why else "on") for name, why in off.items())
+    width = max(len(first) for first, _ in rows)
+    for first, second in rows:
+        print(f"{first:<{width}}  {second}".rstrip())
+    return OK
+
+
+def _off(reason: str | None) -> str:
+    return f" (off: {reason})" if reason else ""
+
+
+def _models_document(settings: Settings, off: dict[str, str | None]) -> dict[str, object]:
+    def state(name: str) -> dict[str, object]:
+        return {"on": off[name] is None, "why": off[name]}
+
+    models = {
+        slug: [
+            {"provider": c.provider, "model": c.model, **state(c.provider)}
+            for c in model.candidates
+        ]
+        for slug, model in settings.models.items()
+    }
+    return {"models": models, "providers": {name: state(name) for name in off}}
+
+
+def _load(flag: str | None) -> tuple[Settings, Path | None]:
+    path = find_config(flag, os.environ, Path())
+    if path is None:
+        return load_built_in(os.environ), None
+    return load(path, os.environ), path
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sluicegate",
+        description="A self-hosted streaming gateway: OpenAI-compatible chat completions.",
+        epilog="""\
+examples:
+  sluicegate serve                          with ./sluicegate.yaml, or built-in defaults
+  sluicegate check sluicegate.yaml          every problem of a configuration, with its line
+  sluicegate serve --help                   what a command takes
+""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"sluicegate {version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    serve = _command(
+        commands,
+        "serve",
+        "Serve until SIGTERM or SIGINT; running streams are drained, a second signal stops at "
+        f"once.\n\n{_WHERE}",
+        """\
+  sluicegate serve
+  sluicegate serve --config /etc/sluicegate.yaml
+  sluicegate serve --host 0.0.0.0 --port 9000""",
+    )
+    _add_config(serve)
+    serve.add_argument("--host", metavar="H", help="address to listen on, over the file's")
+    serve.add_argument("--port", metavar="P", type=int, help="port to listen on, over the file's")
+    serve.add_argument("--workers", metavar="N", type=int, help="processes, over the file's")
+    check = _command(
+        commands,
+        "check",
+        "Check a configuration: every problem with its line (exit 1), or what is off or not "
+        "served yet,\nthen `ok` (exit 0). Nothing is started; ${ENV} is taken from the "
+        "environment.",
+        """\
+  sluicegate check sluicegate.yaml
+  OPENAI_API_KEY=sk-example sluicegate check sluicegate.yaml""",
+    )
+    check.add_argument("file", metavar="FILE", help="the YAML file to check")
+    models = _command(
+        commands,
+        "models",
+        f"List the models, who serves them, and which providers are on.\n\n{_WHERE}",
+        """\
+  sluicegate models
+  sluicegate models --config sluicegate.yaml --json""",
+    )
+    _add_config(models)
+    models.add_argument("--json", action="store_true", help="as one JSON document")
+    _command(commands, "version", "Print the version.", "  sluicegate version")
+    return parser
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    description: str,
+    examples: str,
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=description.partition("\n")[0].partition(":")[0].partition(";")[0].rstrip("."),
+        description=description,
+        epilog=f"examples:\n{examples}\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_config(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", metavar="FILE", help="the YAML file to load")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

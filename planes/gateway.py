@@ -1,0 +1,38 @@
+"""What the handlers of every plane share, built once by the composition root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from planes.auth import KeyRing
+    from planes.settings import Settings
+    from relay.inflight import InFlight
+    from relay.record import RequestRecord
+    from relay.routing import Router
+    from relay.slots import Slots
+
+
+@dataclass(slots=True, kw_only=True)
+class Gateway:
+    """The parts of one running gateway.
+
+    Attributes:
+        started: Unix seconds, for the model list.
+        ready: whether every provider has been started.
+    """
+
+    settings: Settings
+    keys: KeyRing
+    router: Router
+    inflight: InFlight
+    slots: Slots
+    started: int
+    ready: bool = False
+
+
+GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway")
+RECORD: web.RequestKey[RequestRecord] = web.RequestKey("record")

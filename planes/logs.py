@@ -1,0 +1,188 @@
+"""Logs: one line for each event, as JSON or for a human, and never a secret (O3 `telemetry.log`).
+
+structlog's events and the standard library's records (aiohttp, asyncio) take the same way:
+
+    structlog --+
+                +--> root handler --> DisconnectFilter --> exception --> mask --> JSON | console
+    logging ----+
+
+What is masked: values whose name is that of a secret, and keys and bearer tokens inside any text,
+the text of exceptions included. Access lines of aiohttp are off: the gateway writes its own.
+"""
+
+import json
+import logging
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TextIO
+
+import orjson
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+MASK = "***"
+
+_SECRET_NAMES = frozenset(
+    {"authorization", "proxy_authorization", "api_key", "apikey", "key", "x_api_key"}
+    | {"x_goog_api_key", "password", "passwd", "token", "secret", "cookie", "set_cookie"}
+)
+_SECRET_ENDINGS = ("_api_key", "_password", "_token", "_secret")
+_SECRET_TEXT = re.compile(
+    r"\b((?:sk-|ozk_|gsk_|csk-|xai-|AIza)|(?i:bearer)\s+)[A-Za-z0-9._~+/=-]+", re.ASCII
+)
+_MAX_DEPTH = 8  # deeper values, and those that contain themselves, are logged as text
+_ON_EVERY_LINE = ("timestamp", "level", "event")
+
+
+def configure(
+    mode: Literal["json", "console"], level: str = "info", *, stream: TextIO | None = None
+) -> None:
+    """Set up all logging of the process; a second call replaces the first.
+
+    Args:
+        mode: JSON lines, or lines for a human (coloured on a terminal only).
+        level: name of the lowest level to write.
+        stream: where to write; standard error if None.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    out = stream if stream is not None else sys.stderr
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            structlog.processors.StackInfoRenderer(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = _Handler(out)
+    handler.addFilter(DisconnectFilter())
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=_json() if mode == "json" else _console(out),
+            foreign_pre_chain=[*shared, _add_logger_name],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [h for h in root.handlers if not isinstance(h, _Handler)]
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    logging.getLogger("aiohttp.access").setLevel(logging.CRITICAL + 1)
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Ours, as opposed to what a host program or a test runner has put on the root logger."""
+
+
+class DisconnectFilter(logging.Filter):
+    """Turns tracebacks of ordinary client disconnects into one debug line.
+
+    asyncio and aiohttp log them as errors; on a streaming gateway they are everyday life, and the
+    request's own line tells of them already (M4.1).
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Demote a disconnect in place; False if debug lines are not wanted."""
+        if record.name.partition(".")[0] not in ("asyncio", "aiohttp"):
+            return True
+        error = record.exc_info[1] if record.exc_info else None
+        text = record.getMessage()
+        # asyncio's warning about writes to a transport that is gone; it carries no exception.
+        if not _is_disconnect(error) and text != "socket.send() raised exception.":
+            return True
+        kind = f" ({type(error).__name__})" if error else ""
+        record.msg = f"client disconnected: {text.partition(chr(10))[0]}{kind}"
+        record.args = ()
+        record.exc_info = record.exc_text = record.stack_info = None
+        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+        return logging.getLogger().isEnabledFor(logging.DEBUG)
+
+
+def _is_disconnect(error: BaseException | None) -> bool:
+    # A refused connection is an upstream's, never a client's.
+    return isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
+
+
+def redact(text: str) -> str:
+    """Return `text` with keys and bearer tokens masked but for their prefix."""
+    return _SECRET_TEXT.sub(rf"\1{MASK}", text)
+
+
+def mask(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Mask secrets in all of an event (structlog processor); leaves only JSON's own types."""
+    return {name: _masked(name, value, 0) for name, value in event.items()}
+
+
+def _masked(name: str, value: object, depth: int) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if _is_secret(name):
+        return MASK
+    if isinstance(value, int | float):
+        return value if math.isfinite(value) else str(value)  # JSON has no NaN
+    if isinstance(value, str):
+        return redact(value)
+    if depth < _MAX_DEPTH:
+        if isinstance(value, Mapping):
+            return {str(k): _masked(str(k), v, depth + 1) for k, v in value.items()}
+        if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
+            return [_masked("", item, depth + 1) for item in value]
+    return redact(str(value))
+
+
+def _is_secret(name: str) -> bool:
+    plain = name.lower().replace("-", "_")
+    return plain in _SECRET_NAMES or plain.endswith(_SECRET_ENDINGS)
+
+
+def _json() -> list[Processor]:
+    # show_locals would print what masking by name cannot find.
+    errors = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    return [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.ExceptionRenderer(errors),
+        mask,
+        _in_order,
+        structlog.processors.JSONRenderer(serializer=_serialise),
+    ]
+
+
+def _console(out: TextIO) -> list[Processor]:
+    return [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.format_exc_info,
+        mask,
+        structlog.dev.ConsoleRenderer(
+            colors=out.isatty() and not os.environ.get("NO_COLOR"),
+            exception_formatter=structlog.dev.plain_traceback,
+        ),
+    ]
+
+
+def _add_logger_name(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    event["logger"] = event["_record"].name
+    return event
+
+
+def _in_order(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    return {**{name: event[name] for name in _ON_EVERY_LINE if name in event}, **event}
+
+
+def _serialise(event: EventDict, **_: Callable[[object], object]) -> str:
+    try:
+        return orjson.dumps(event).decode()
+    except TypeError:  # lone surrogates, integers beyond 64 bits
+        return json.dumps(event, separators=(",", ":"))

@@ -1,0 +1,152 @@
+"""What happens around every request: an id, one envelope for errors, one log line at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from aiohttp import hdrs, web
+
+from planes.errors import PayloadTooLarge, response_for, response_for_fault, response_for_http
+from planes.gateway import GATEWAY, RECORD
+from relay.errors import RelayError
+from relay.record import RequestRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from planes.auth import Principal
+    from planes.gateway import Gateway
+
+log = structlog.get_logger("sluicegate")
+
+_QUIET: Final = frozenset({"/health", "/ready"})  # probed every few seconds
+CLIENT_GONE_STATUS: Final = 499
+
+
+@web.middleware
+async def observe(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Run one request; outermost middleware.
+
+    `x-request-id` is on every answer (M1.2). A client that hangs up is one line at info, never a
+    traceback.
+    """
+    record = request[RECORD] = RequestRecord(
+        request_id=f"req_{secrets.token_hex(12)}", started=time.monotonic()
+    )
+    status = CLIENT_GONE_STATUS
+    try:
+        response = await _guarded(request, handler, record)
+        status = response.status
+    finally:
+        _write_line(request, record, status)
+    if not response.prepared:
+        response.headers["x-request-id"] = record.request_id
+    return response
+
+
+async def _guarded(
+    request: web.Request,
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    record: RequestRecord,
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RelayError as error:
+        record.error = record.error or error
+        return _refusal(request, error, record)
+    except web.HTTPException as error:
+        return response_for_http(error, request, record.request_id)
+    except ConnectionError:
+        raise  # aiohttp ends the connection
+    except Exception:  # the last border: whatever it was, the client gets an answer
+        log.exception("fault", request_id=record.request_id, path=request.path)
+        return response_for_fault(record.request_id)
+
+
+def _refusal(request: web.Request, error: RelayError, record: RequestRecord) -> web.Response:
+    response = response_for(error, record.request_id)
+    if request.app[GATEWAY].inflight.draining:
+        response.force_close()
+    return response
+
+
+def _write_line(request: web.Request, record: RequestRecord, status: int) -> None:
+    if request.path in _QUIET and status < 400:
+        return
+    if record.outcome is not None and record.error is not None and status < 400:
+        status = record.error.status  # of a stream that failed after its 200
+    fields = {"method": request.method, "path": request.path, "status": status}
+    write = log.warning if status >= 500 else log.info
+    write("request", **fields, **record.fields(time.monotonic()))
+
+
+def admit(request: web.Request) -> Principal:
+    """Decide on the head alone whether a request's body may be read: the key, the size (M1.1).
+
+    Raises:
+        InvalidKey, AccountSuspended, PayloadTooLarge.
+    """
+    gateway = request.app[GATEWAY]
+    principal = gateway.keys.authenticate(request.headers)
+    record = request.get(RECORD)
+    if record is not None:
+        record.org, record.key_id = principal.org, principal.key_id
+    limit = gateway.settings.server.max_body_bytes
+    if request.content_length is not None and request.content_length > limit:
+        raise PayloadTooLarge(
+            f"the request body has {request.content_length} bytes; this gateway takes {limit}"
+        )
+    return principal
+
+
+async def expect_continue(request: web.Request) -> web.StreamResponse | None:
+    """`Expect: 100-continue`: only a request that may be served is asked for its body.
+
+    aiohttp calls this before any middleware, so a refusal passes through `observe` here.
+    """
+    if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
+        raise web.HTTPExpectationFailed
+    try:
+        admit(request)
+        gateway: Gateway = request.app[GATEWAY]
+        with gateway.inflight.request():
+            pass
+    except RelayError as error:
+        refused = error
+
+        async def refuse(_: web.Request) -> web.StreamResponse:
+            raise refused
+
+        return await observe(request, refuse)
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    return None
+
+
+async def read_body(request: web.Request, *, limit_s: float) -> bytes:
+    """Read a request's body.
+
+    Raises:
+        PayloadTooLarge: it passed the limit while it came.
+        web.HTTPException: it is not readable HTTP.
+        RequestTimeout: it took longer than `limit_s`.
+    """
+    from planes.errors import RequestTimeout
+
+    try:
+        async with asyncio.timeout(limit_s):
+            return await request.read()
+    except TimeoutError:
+        raise RequestTimeout(f"the request body did not arrive within {limit_s:g} s") from None
+    except web.HTTPRequestEntityTooLarge:
+        limit = request.app[GATEWAY].settings.server.max_body_bytes
+        raise PayloadTooLarge(
+            f"the request body has more than the {limit} bytes that this gateway takes"
+        ) from None
+    except web.RequestPayloadError as error:
+        raise web.HTTPBadRequest(reason="the request body cannot be read") from error

@@ -1,0 +1,120 @@
+"""The models plane: chat completions and the model list (M1.1), under /v1 and /api/v1."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+
+from encoders.json_text import dumps
+from planes.gateway import GATEWAY, RECORD
+from planes.middleware import admit, expect_continue, read_body
+from planes.models.schemas import parse
+from planes.sinks import SseSink
+from relay.errors import ModelNotFound
+from relay.exchange import CommentPolicy, Exchange
+
+if TYPE_CHECKING:
+    from planes.auth import Principal
+    from relay.request import RelayRequest
+
+OPENAI_BASE: Final = "/v1"
+OPENROUTER_BASE: Final = "/api/v1"  # the drop-in base of OpenRouter: comments while waiting (M2.1)
+_BODY_LIMIT_S: Final = 300.0
+
+
+def add_routes(app: web.Application) -> None:
+    """Mount the plane on both bases."""
+    for base in (OPENAI_BASE, OPENROUTER_BASE):
+        comments = base == OPENROUTER_BASE
+        app.router.add_post(
+            f"{base}/chat/completions",
+            partial(chat_completions, comments=comments),
+            expect_handler=expect_continue,
+        )
+        app.router.add_get(f"{base}/models", list_models)
+        app.router.add_get(f"{base}/models/{{slug:.+}}", get_model)
+
+
+async def chat_completions(request: web.Request, *, comments: bool) -> web.StreamResponse:
+    """`POST …/chat/completions`.
+
+    Args:
+        comments: whether this base sends comments while an upstream is slow (M2.1).
+    """
+    gateway = request.app[GATEWAY]
+    with gateway.inflight.request():
+        principal = admit(request)
+        body = await read_body(request, limit_s=_BODY_LIMIT_S)
+        record = request[RECORD]
+        chat = parse(body, request_id=record.request_id, created=int(time.time()))
+        candidates = gateway.router.resolve(chat.slug)
+        with gateway.slots.hold(principal.org, chat.request_id, principal.max_concurrent):
+            exchange = Exchange(chat, candidates, record, gateway.inflight)
+            if chat.stream:
+                policy = CommentPolicy() if comments else None
+                return await _stream(request, exchange, chat, _allowed(policy, request, principal))
+            return await _whole(request, exchange)
+
+
+def _allowed(
+    policy: CommentPolicy | None, request: web.Request, principal: Principal
+) -> CommentPolicy | None:
+    """Comments may be switched off, by the key or by the request (M1.4)."""
+    refused = request.headers.get("X-No-Comments", "").strip().lower() in ("true", "1", "yes")
+    return policy if principal.comments and not refused else None
+
+
+async def _stream(
+    request: web.Request, exchange: Exchange, chat: RelayRequest, comments: CommentPolicy | None
+) -> web.StreamResponse:
+    stall_s = request.app[GATEWAY].settings.server.write_stall_s
+    sink = SseSink(request, chat.request_id, write_stall_s=stall_s)
+    try:
+        await exchange.stream(sink, comments)
+    finally:
+        sink.close()
+    return sink.response
+
+
+async def _whole(request: web.Request, exchange: Exchange) -> web.StreamResponse:
+    response = web.Response(content_type="application/json")
+    response.headers["x-request-id"] = request[RECORD].request_id
+
+    async def respond(body: bytes) -> None:
+        response.body = body
+        await response.prepare(request)
+        await response.write_eof()
+
+    await exchange.whole(respond)
+    return response
+
+
+async def list_models(request: web.Request) -> web.Response:
+    """`GET …/models`: the slugs that can be served."""
+    admit(request)
+    gateway = request.app[GATEWAY]
+    data = [_model(slug, owner, gateway.started) for slug, owner in gateway.router.slugs()]
+    return _json({"object": "list", "data": data})
+
+
+async def get_model(request: web.Request) -> web.Response:
+    """`GET …/models/{slug}`."""
+    admit(request)
+    gateway = request.app[GATEWAY]
+    slug = request.match_info["slug"]
+    for known, owner in gateway.router.slugs():
+        if known == slug:
+            return _json(_model(slug, owner, gateway.started))
+    raise ModelNotFound(f"the model {slug!r} is not listed here", param="model")
+
+
+def _model(slug: str, owner: str, created: int) -> dict[str, Any]:
+    # `name` is what OpenRouter's list has beside OpenAI's fields
+    return {"id": slug, "object": "model", "created": created, "owned_by": owner, "name": slug}
+
+
+def _json(document: dict[str, Any]) -> web.Response:
+    return web.Response(body=dumps(document), content_type="application/json")

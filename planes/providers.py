@@ -1,0 +1,131 @@
+"""Makes the providers and routes of the settings, starts and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from planes.settings import HttpProvider, LocalProvider, ReplayProvider
+from planes.version import USER_AGENT
+from relay.errors import UpstreamUnavailable
+from relay.redact import Redactor
+from relay.routing import Candidate, Provider, Router
+from relay.upstreams.http import HttpUpstream
+from relay.upstreams.local import LlamaProcess, LocalUpstream
+from relay.upstreams.replay import ReplayUpstream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from planes.settings import Provider as ProviderSettings
+    from planes.settings import Settings
+    from relay.upstreams.base import Upstream
+
+log = structlog.get_logger("sluicegate")
+
+REPLAY: Final = "replay"
+
+
+class Providers:
+    """The providers of one gateway that are on.
+
+    Args:
+        settings: the whole configuration.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._providers = {
+            name: _provider(name, provider)
+            for name, provider in settings.providers.items()
+            if settings.provider_off_reason(name) is None
+        }
+
+    def router(self) -> Router:
+        """Return the routes over the providers that are on."""
+        routes = {
+            slug: tuple(
+                Candidate(provider=self._providers[c.provider], model=c.model)
+                for c in model.candidates
+                if c.provider in self._providers
+            )
+            for slug, model in self._settings.models.items()
+        }
+        return Router(self._providers, routes)
+
+    async def start(self, *, replay_if_no_local: bool) -> Router:
+        """Start every provider and return the routes over those that run.
+
+        Raises:
+            UpstreamUnavailable: one cannot start; the message says what to do.
+        """
+        for name, provider in list(self._providers.items()):
+            try:
+                await provider.upstream.start()
+            except UpstreamUnavailable as error:
+                local = isinstance(self._settings.providers[name], LocalProvider)
+                if not (local and replay_if_no_local and REPLAY in self._providers):
+                    raise UpstreamUnavailable(
+                        f"the provider {name!r} cannot start: {error.message}"
+                    ) from error
+                log.warning(
+                    "the local model cannot be had; recorded transcripts are served instead, "
+                    "and every answer says so in `provider`",
+                    why=error.message,
+                )
+                self._providers[name] = self._providers[REPLAY]
+        return self.router()
+
+    async def close(self) -> None:
+        """Stop all, also those that did not start."""
+        upstreams = {id(p.upstream): p.upstream for p in self._providers.values()}
+        results = await asyncio.gather(
+            *(upstream.close() for upstream in upstreams.values()), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, Exception):
+                log.error("a provider did not stop cleanly", exc_info=result)
+
+
+def _provider(name: str, settings: ProviderSettings) -> Provider:
+    upstream: Upstream
+    secrets: tuple[str, ...] = ()
+    match settings:
+        case HttpProvider():
+            key = settings.api_key.get_secret_value() if settings.api_key else ""
+            secrets = (key, *settings.headers.values())
+            upstream = HttpUpstream(
+                name,
+                settings.base_url,
+                api_key=key,
+                headers=settings.headers,
+                connect_timeout_s=settings.connect_timeout_s,
+                header_timeout_s=settings.header_timeout_s,
+                user_agent=USER_AGENT,
+            )
+        case LocalProvider():
+            upstream = LocalUpstream(
+                name, LlamaProcess(settings.model), _local_http(name, settings.header_timeout_s)
+            )
+        case ReplayProvider():
+            upstream = ReplayUpstream(name, Path(settings.path) if settings.path else None)
+    return Provider(
+        name=name,
+        upstream=upstream,
+        aggregate=settings.aggregate,
+        stream_options=settings.stream_options,
+        max_event_bytes=settings.max_event_bytes,
+        redactor=Redactor(secrets),
+    )
+
+
+def _local_http(name: str, header_timeout_s: float) -> Callable[[Callable[[], str]], Upstream]:
+    def make(base_url: Callable[[], str]) -> Upstream:
+        return HttpUpstream(
+            name, base_url, header_timeout_s=header_timeout_s, user_agent=USER_AGENT
+        )
+
+    return make

@@ -1,0 +1,136 @@
+"""The process around the application: loop, socket, signals, drain (O2, M3.6)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+from aiohttp import web
+
+from planes import logs
+from planes.app import make_app, make_runner
+from planes.gateway import GATEWAY
+from planes.settings import notices
+from relay.errors import UpstreamUnavailable
+
+if TYPE_CHECKING:
+    from planes.settings import Settings
+
+log = structlog.get_logger("sluicegate")
+
+_BACKLOG: Final = 4096
+_OK, _FAILED = 0, 1
+
+
+def run(settings: Settings, *, embedded: bool) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code."""
+    logs.configure(settings.telemetry.log)
+    _raise_file_limit()
+    for notice in notices(settings):
+        log.info("notice", notice=notice)
+    try:
+        listener = _listen(settings.server.host, settings.server.port)
+    except OSError:
+        return _FAILED
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(settings, listener, embedded=embedded))
+
+
+async def _serve(settings: Settings, listener: socket.socket, *, embedded: bool) -> int:
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
+    app = make_app(settings, replay_if_no_local=embedded)
+    runner = make_runner(app)
+    try:
+        starting = asyncio.ensure_future(runner.setup())
+        await _first(starting, stop)
+        if stop.is_set():
+            return _OK
+        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+        host, port = listener.getsockname()[:2]
+        log.info("serving", host=host, port=port)
+        await stop.wait()
+        grace_s = settings.server.shutdown_grace_s
+        inflight = app[GATEWAY].inflight
+        log.info("draining", running=inflight.running, grace_s=grace_s)
+        await inflight.drain(grace_s)
+    except UpstreamUnavailable:
+        return _FAILED
+    finally:
+        await runner.cleanup()
+        listener.close()
+    log.info("stopped")
+    return _OK
+
+
+async def _first(starting: asyncio.Future[None], stop: asyncio.Event) -> None:
+    """Wait for the start, or for a signal that makes it needless."""
+    both: set[asyncio.Future[Any]] = {starting, asyncio.ensure_future(stop.wait())}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+    finally:
+        for task in both:
+            task.cancel()
+        await asyncio.wait(both)
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    """The first signal drains, the second stops at once with exit code 1 (O2)."""
+
+    def on_signal() -> None:
+        if stop.is_set():
+            log.warning("stopped at once by a second signal")
+            os._exit(_FAILED)  # children follow by PR_SET_PDEATHSIG; nothing else outlives us
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind the port before anything is started, so that a port in use is told at once."""
+    family, _, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+def _cannot_listen(settings: Settings, error: OSError) -> str:
+    where = f"{settings.server.host}:{settings.server.port}"
+    return (
+        f"sluicegate: cannot listen on {where}: {error.strerror or error}; "
+        "choose another with --host and --port, or server.host and server.port"
+    )
+
+
+def _raise_file_limit() -> None:
+    """A stream needs two descriptors; take as many as the system lets us have."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # no wheel for this platform
+        return None
+    return uvloop.Loop

@@ -1,0 +1,90 @@
+"""The decision plane (O3, D1 to D6)."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, Tag
+
+from planes.settings.base import Amount, ApiKey, HttpUrl, Line, Section, Text, by_kind, complaint
+
+Media = Literal["image", "audio", "document", "video"]
+Limit = Annotated[Amount, AfterValidator(lambda v: int(v) if v.is_integer() else v)]
+Limits = Mapping[Text, Limit]
+
+
+class ChatLogprobsBackend(Section):
+    """Decides by the token probabilities of a chat model (D6.5)."""
+
+    kind: Literal["chat-logprobs"] = Field(description="Says which backend it is.")
+    model: Text = Field(description="Slug of the chat model.")
+
+
+class SystemOneBackend(Section):
+    """Asks a server with `POST /v1/systemone` (D6.5)."""
+
+    kind: Literal["systemone"] = Field(description="Says which backend it is.")
+    base_url: HttpUrl = Field(description="http(s) URL of the server.")
+    api_key: ApiKey = Field(default=None, description="The server's key; left out: none is sent.")
+    model: Text = Field(description="The server's own name of the model.")
+
+
+class SystemZeroBackend(Section):
+    """Forwards to a compatible service (D6.5)."""
+
+    kind: Literal["system-zero"] = Field(description="Says which backend it is.")
+    base_url: HttpUrl = Field(description="http(s) URL of the service.")
+    api_key: ApiKey = Field(default=None, description="The service's key; left out: the client's.")
+
+
+DecisionBackend = Annotated[
+    Annotated[ChatLogprobsBackend, Tag("chat-logprobs")]
+    | Annotated[SystemOneBackend, Tag("systemone")]
+    | Annotated[SystemZeroBackend, Tag("system-zero")],
+    by_kind("chat-logprobs", "systemone", "system-zero"),
+]
+
+
+class DecisionModel(Section):
+    """A decision model that clients may name."""
+
+    id: Line = Field(description="Its name.")
+    aliases: tuple[Line, ...] = Field(default=(), description="Further names of it.")
+    limits: Limits = Field(default={}, description="Its limits, by name (D4.4).")
+
+
+class DecisionPrice(Section):
+    """What an answered decision costs beside its text (D6.7)."""
+
+    image_usd: Amount = Field(default=0.003, description="US dollars for an image.")
+    question_usd: Amount = Field(default=0.0001, description="US dollars for a question.")
+    call_usd: Amount = Field(default=0.00001, description="US dollars for a call.")
+
+
+def _account_streams(value: object) -> object:
+    number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not number and value != "half_concurrency":
+        raise complaint("must be a whole number from 1, or half_concurrency")
+    return value
+
+
+class Decision(Section):
+    """The decision plane."""
+
+    backend: DecisionBackend | None = Field(
+        default=None, description="What decides; null switches the plane off (D6.5)."
+    )
+    models: tuple[DecisionModel, ...] = Field(
+        default=(DecisionModel(id="rightnow-decision", aliases=("system-zero",)),),
+        description="The models that clients may name (D6.3).",
+    )
+    media: tuple[Media, ...] = Field(
+        default=("image", "audio", "document", "video"),
+        description="Kinds of attachments that are served (D4.3).",
+    )
+    price: DecisionPrice = Field(default=DecisionPrice(), description="Prices (D6.7).")
+    account_streams: Annotated[
+        int | Literal["half_concurrency"], BeforeValidator(_account_streams)
+    ] = Field(default=1, description="Open sockets for an account: a number or a policy (D1.5).")
+    limits: Limits = Field(
+        default={}, description="Any limit by its name, whose unit is in the name (D1.7, D3)."
+    )

@@ -1,0 +1,81 @@
+"""What was configured and does nothing yet, said aloud rather than ignored (O3)."""
+
+from collections.abc import Iterator
+
+from planes.settings.providers import NO_KEY
+from planes.settings.root import Settings
+
+_LATER_SECTIONS = ("agents", "agents_plane", "workflows", "decision")
+_LATER_FLAGS = (
+    "first_byte_timeout_s",
+    "peek_first_event_s",
+    "idle_timeout_s",
+    "cumulative_deltas",
+    "inline_tool_calls",
+)
+
+
+def notices(settings: Settings) -> list[str]:
+    """Return one line for each thing that is configured and off, or not served yet.
+
+    Providers that are off for want of a key share one line, however many they are.
+    """
+    return [
+        *_providers_off(settings),
+        *_models_off(settings),
+        *_flags(settings),
+        *_later(settings),
+        *_missing(settings),
+    ]
+
+
+def _providers_off(settings: Settings) -> Iterator[str]:
+    reasons = {name: settings.provider_off_reason(name) for name in settings.providers}
+    keyless = [name for name, reason in reasons.items() if reason == NO_KEY]
+    if keyless:
+        subject = "provider" if len(keyless) == 1 else "providers"
+        yield f"{subject} {_and(keyless)} {_be(keyless)} off: {NO_KEY}"
+    for name, reason in reasons.items():
+        if reason not in (None, NO_KEY):
+            yield f"provider {name} is off: {reason}"
+
+
+def _models_off(settings: Settings) -> Iterator[str]:
+    for slug, model in settings.models.items():
+        providers = [candidate.provider for candidate in model.candidates]
+        if all(settings.provider_off_reason(name) is not None for name in providers):
+            names = list(dict.fromkeys(providers))
+            yield f"model {slug} has no live candidate: {_and(names)} {_be(names)} off"
+
+
+def _flags(settings: Settings) -> Iterator[str]:
+    for name, provider in settings.providers.items():
+        # `false` and `null` are the defaults: written out, they ask for nothing.
+        flags = [flag for flag in _LATER_FLAGS if getattr(provider, flag) not in (None, False)]
+        if flags:
+            yield f"provider {name}: {_and(flags)} {_be(flags)} not served yet"
+
+
+def _later(settings: Settings) -> Iterator[str]:
+    sections = [name for name in _LATER_SECTIONS if name in settings.model_fields_set]
+    if not settings.agents and "agents" in sections:
+        sections.remove("agents")
+    if sections:
+        yield f"{_and(sections)} {_be(sections)} configured but not served yet"
+    if any(key.balance_usd is not None or key.trial for key in settings.keys):
+        yield "keys: balances are recorded but not enforced yet (balance_usd, trial)"
+
+
+def _missing(settings: Settings) -> Iterator[str]:
+    if not settings.keys:
+        yield "no keys are configured: every request will be refused"
+    if all(settings.provider_off_reason(name) is not None for name in settings.providers):
+        yield "no provider is on: no model can be served"
+
+
+def _and(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _be(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"

@@ -1,0 +1,132 @@
+"""The whole file: `Settings`, and the checks that cross its sections (O3)."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Self
+
+from pydantic import Field, ModelWrapValidatorHandler, SecretStr, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from planes.settings.base import Section
+from planes.settings.catalog import Agent, AgentId, Key, Model, ProviderName, Slug
+from planes.settings.decision import Decision
+from planes.settings.providers import Provider
+from planes.settings.server import Billing, Bus, Journal, Server, Store, Telemetry
+from planes.settings.workflows import AgentsPlane, Workflows
+
+Loc = tuple[int | str, ...]
+
+
+class Settings(Section):
+    """Everything that can be configured.
+
+    Raises:
+        pydantic.ValidationError: with every problem at once, those between sections too.
+    """
+
+    server: Server = Field(default=Server(), description="The listening process.")
+    store: Store = Field(default=Store(), description="The database.")
+    bus: Bus = Field(default=Bus(), description="News between processes.")
+    keys: tuple[Key, ...] = Field(default=(), description="Static keys of clients.")
+    providers: Mapping[ProviderName, Provider] = Field(
+        default={}, description="Who serves models, by name."
+    )
+    models: Mapping[Slug, Model] = Field(
+        default={}, description="Slugs that clients name, and who serves them."
+    )
+    agents: Mapping[AgentId, Agent] = Field(default={}, description="Agents by id (W3.4).")
+    workflows: Workflows = Field(default=Workflows(), description="The workflows plane.")
+    agents_plane: AgentsPlane = Field(default=AgentsPlane(), description="The agents plane's wire.")
+    decision: Decision = Field(default=Decision(), description="The decision plane.")
+    journal: Journal = Field(default=Journal(), description="What is kept of finished runs.")
+    billing: Billing = Field(default=Billing(), description="Holds and settlements.")
+    telemetry: Telemetry = Field(default=Telemetry(), description="Logs, metrics and traces.")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _all_at_once(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        # An "after" validator would not run while a field is wrong, and the file would have to be
+        # mended in two rounds.
+        if not isinstance(data, Mapping):
+            return handler(data)
+        # A section whose lines are all commented out is null, and means its defaults.
+        given = {name: value for name, value in data.items() if value is not None}
+        found = [_details(loc, "setting", text) for loc, text in _across(given)]
+        try:
+            settings = handler(given)
+        except ValidationError as error:
+            kept = [
+                _details(e["loc"], e["type"], e["msg"], e.get("ctx"))
+                for e in error.errors(include_url=False, include_input=False)
+            ]
+            raise _together([*kept, *found]) from None
+        if found:
+            raise _together(found)
+        return settings
+
+    def provider_off_reason(self, name: str) -> str | None:
+        """Say why the provider `name` is not served, or None if it is.
+
+        Raises:
+            KeyError: there is no such provider.
+        """
+        return self.providers[name].off_reason
+
+
+def _details(
+    loc: Loc, kind: str, text: str, context: dict[str, object] | None = None
+) -> InitErrorDetails:
+    return InitErrorDetails(type=PydanticCustomError(kind, text, context), loc=loc, input=None)
+
+
+def _together(details: list[InitErrorDetails]) -> ValidationError:
+    return ValidationError.from_exception_data("Settings", details, hide_input=True)
+
+
+def _get(value: object, name: str) -> object:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _entries(value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+
+
+def _items(value: object) -> Iterator[tuple[int, object]]:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        yield from enumerate(value)
+
+
+def _across(data: Mapping[str, object]) -> Iterator[tuple[Loc, str]]:
+    """Yield the problems between sections. `data` may hold anything: it is not validated yet."""
+    providers = data.get("providers", {})
+    if isinstance(providers, Mapping):
+        names = [name for name in providers if isinstance(name, str)]
+        for loc, name in _named_providers(data):
+            if isinstance(name, str) and name not in names:
+                yield loc, _unknown_provider(name, names)
+    seen: dict[str, int] = {}
+    for index, entry in _items(data.get("keys")):
+        key = _get(entry, "key")
+        text = key.get_secret_value() if isinstance(key, SecretStr) else key
+        if isinstance(text, str) and text.strip():
+            first = seen.setdefault(text.strip(), index)
+            if first != index:
+                yield ("keys", index, "key"), f"is the same key as keys[{first}]"
+
+
+def _named_providers(data: Mapping[str, object]) -> Iterator[tuple[Loc, object]]:
+    for section in ("models", "agents"):
+        for name, entry in _entries(data.get(section)):
+            for index, candidate in _items(_get(entry, "candidates")):
+                at = (section, name, "candidates", index, "provider")
+                yield at, _get(candidate, "provider")
+            if section == "agents":
+                yield (section, name, "provider"), _get(entry, "provider")
+
+
+def _unknown_provider(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f" (did you mean `{near[0]}`?)" if near else ""
+    # The name itself is not repeated: `${…}` may have put anything there.
+    return f"names no configured provider{hint}"

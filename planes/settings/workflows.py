@@ -1,0 +1,61 @@
+"""Runs of many tasks: workflows and agents_plane (O3, W1 to W3, A1)."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, Tag
+
+from planes.settings.base import ApiKey, HttpUrl, Line, Positive, Section, by_kind
+
+
+class EmbeddedEngine(Section):
+    """Runs documents in this process (W3.1)."""
+
+    kind: Literal["embedded"] = Field(default="embedded", description="Says which engine it is.")
+
+
+class HttpEngine(Section):
+    """Hands documents to a remote engine (W3.2)."""
+
+    kind: Literal["http"] = Field(description="Says which engine it is.")
+    base_url: HttpUrl = Field(description="http(s) URL of the engine.")
+    api_key: ApiKey = Field(default=None, description="The engine's key; left out: none is sent.")
+    allow_stream_origins: tuple[HttpUrl, ...] = Field(
+        default=(), description="Further origins whose sub-streams may be opened."
+    )
+
+
+class DurableEngine(Section):
+    """Runs documents so that a run survives its process (W3.3)."""
+
+    kind: Literal["durable"] = Field(description="Says which engine it is.")
+
+
+Engine = Annotated[
+    Annotated[EmbeddedEngine, Tag("embedded")]
+    | Annotated[HttpEngine, Tag("http")]
+    | Annotated[DurableEngine, Tag("durable")],
+    by_kind("embedded", "http", "durable"),
+]
+
+
+class Workflows(Section):
+    """The workflows plane."""
+
+    engine: Engine = Field(default=EmbeddedEngine(), description="What runs the documents (W3).")
+    orphan_after_s: Positive = Field(
+        default=300, description="Seconds without a sign of life that make a run an orphan (W2.5)."
+    )
+    heartbeat_s: Positive = Field(
+        default=15, description="Seconds of silence between two heartbeat events (W2.4)."
+    )
+
+
+class AgentsPlane(Section):
+    """The agents plane's wire (A1.3)."""
+
+    keepalive_s: Positive = Field(
+        default=15, description="Seconds of silence after which a comment is sent."
+    )
+    keepalive_comment: Line = Field(
+        default="OCEAN PROCESSING", description="Text of that comment; one line."
+    )

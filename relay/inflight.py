@@ -1,0 +1,108 @@
+"""Requests that run, and how a stop reaches them (M3.6).
+
+Each request runs in a scope that the drain can end from outside. `asyncio.timeout(None)` is that
+scope: rescheduling it to now raises inside the request wherever it waits, and cannot be mistaken
+for a hang-up's cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Final
+
+from relay.errors import GatewayDraining, GatewayShutdown
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+# After the grace: time to write the end of every stream to clients that read.
+FAREWELL_S: Final = 2.0
+
+
+class InFlight:
+    """Counts running requests and drains them."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._scopes: set[asyncio.Timeout] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._stop_at: float | None = None  # loop time; None while serving
+        self._interrupted = False
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._stop_at is not None
+
+    @property
+    def running(self) -> int:
+        """Requests that have entered and not left."""
+        return self._running
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Admit one request.
+
+        Raises:
+            GatewayDraining: the gateway is stopping; says when to come back.
+        """
+        if self._stop_at is not None:
+            left = self._stop_at - asyncio.get_running_loop().time()
+            raise GatewayDraining(
+                "the gateway is restarting; try again", retry_after_s=max(1, math.ceil(left))
+            )
+        self._running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    @asynccontextmanager
+    async def interruptible(self) -> AsyncIterator[None]:
+        """The part of a request that the end of the grace interrupts.
+
+        Raises:
+            GatewayShutdown: the grace is over.
+        """
+        if self._interrupted:
+            raise GatewayShutdown("the gateway is shutting down")
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._scopes.add(scope)
+                try:
+                    yield
+                finally:
+                    self._scopes.discard(scope)
+        except TimeoutError:
+            if scope.expired():
+                raise GatewayShutdown("the gateway is shutting down") from None
+            raise
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new requests, give running ones `grace_s`, then interrupt them.
+
+        Returns when all have ended, or FAREWELL_S after the interruption.
+        """
+        loop = asyncio.get_running_loop()
+        self._stop_at = loop.time() + grace_s
+        if await self._wait_idle(grace_s):
+            return
+        self._interrupted = True
+        for scope in list(self._scopes):
+            scope.reschedule(loop.time())
+        await self._wait_idle(FAREWELL_S)
+
+    async def _wait_idle(self, limit_s: float) -> bool:
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,107 @@
+"""Moves one stream: awaits the upstream, feeds the relay, writes to the client.
+
+Everything that is decided is decided in `relay.stream`; this only awaits and writes. One write for
+what one read gave, no queue, no task of its own: a client that does not read stops the next read
+(M3.5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
+
+from relay.errors import UpstreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from relay.stream import StreamRelay
+    from relay.upstreams.base import UpstreamReply
+
+# How long usage and `[DONE]` may keep a client waiting whose answer is complete.
+FINISH_GRACE_S: Final = 10.0
+
+
+class Sink(Protocol):
+    """The client's end of a stream."""
+
+    @property
+    def committed(self) -> bool:
+        """Whether the status line has left."""
+
+    async def commit(self) -> None:
+        """Send status and headers now (M1.3). Idempotent."""
+
+    async def write(self, data: bytes) -> None:
+        """Send whole events; returns when the client may be sent more (M3.5).
+
+        Raises:
+            ConnectionError: the client is gone.
+        """
+
+    async def finish(self) -> None:
+        """End the response.
+
+        Raises:
+            ConnectionError: the client is gone.
+        """
+
+
+class Discard:
+    """A sink that keeps nothing: for replies that are collected, not streamed."""
+
+    committed = False
+
+    async def commit(self) -> None:
+        """Nothing to send."""
+
+    async def write(self, data: bytes) -> None:
+        """Nothing to keep."""
+
+    async def finish(self) -> None:
+        """Nothing to end."""
+
+
+async def pump(
+    reply: UpstreamReply,
+    relay: StreamRelay,
+    sink: Sink,
+    on_first_frames: Callable[[], None],
+    *,
+    finish_grace_s: float = FINISH_GRACE_S,
+) -> None:
+    """Relay until the stream is closed.
+
+    Args:
+        on_first_frames: called once, when the first bytes for the client are there.
+        finish_grace_s: how long an upstream may be silent once the answer is complete.
+
+    Raises:
+        ConnectionError: the client is gone.
+        CancelledError: the client is gone, or the gateway stops.
+    """
+    first = True
+    while not relay.closed:
+        try:
+            if relay.finishing:
+                data = await _read_the_rest(reply, finish_grace_s)
+            else:
+                data = await reply.read()
+        except UpstreamError as error:
+            frames = relay.fail(error)
+        else:
+            frames = relay.feed(data) if data else relay.eof()
+        if frames:
+            if first:
+                first = False
+                on_first_frames()
+            await sink.write(frames)
+
+
+async def _read_the_rest(reply: UpstreamReply, grace_s: float) -> bytes:
+    """The answer is complete; an upstream that now goes silent has ended."""
+    try:
+        async with asyncio.timeout(grace_s):
+            return await reply.read()
+    except TimeoutError:
+        return b""

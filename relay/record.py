@@ -1,0 +1,71 @@
+"""What is known of one request when it ends: the log line, later the usage row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from encoders.usage import TokenUsage
+    from relay.errors import RelayError
+    from relay.lifecycle import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One candidate that was tried.
+
+    Attributes:
+        error_code: why it failed, None if it answered.
+        duration_ms: until its status was known.
+    """
+
+    provider: str
+    model: str
+    error_code: str | None
+    duration_ms: float
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestRecord:
+    """Filled while a request runs; read once at its end. Times are of the monotonic clock."""
+
+    request_id: str
+    started: float
+    org: str | None = None
+    key_id: str | None = None
+    model: str | None = None
+    provider: str | None = None
+    stream: bool = False
+    attempts: list[Attempt] = field(default_factory=list)
+    first_byte: float | None = None
+    usage: TokenUsage | None = None
+    outcome: Outcome | None = None
+    error: RelayError | None = None
+
+    def fields(self, now: float) -> dict[str, Any]:
+        """Return the fields of the log line; absent ones are left out."""
+        usage = self.usage
+        fields: dict[str, Any] = {
+            "request_id": self.request_id,
+            "org": self.org,
+            "key_id": self.key_id,
+            "model": self.model,
+            "provider": self.provider,
+            "stream": self.stream if self.model else None,
+            "outcome": str(self.outcome) if self.outcome else None,
+            "error_code": self.error.code if self.error else None,
+            "error": self.error.message if self.error else None,
+            "attempts": [
+                f"{a.provider}/{a.model}: {a.error_code or 'ok'} {a.duration_ms:.0f} ms"
+                for a in self.attempts
+            ]
+            or None,
+            "prompt_tokens": usage.prompt_tokens if usage else None,
+            "completion_tokens": usage.completion_tokens if usage else None,
+            "ttft_ms": round((self.first_byte - self.started) * 1000, 1)
+            if self.first_byte is not None
+            else None,
+            "duration_ms": round((now - self.started) * 1000, 1),
+        }
+        return {key: value for key, value in fields.items() if value is not None}

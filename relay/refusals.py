@@ -1,0 +1,102 @@
+"""What a provider's refusal becomes, decided in one place. [pure] Rules M1.2, M3.2, M3.3."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from encoders.json_text import loads
+from encoders.openai_whole import error_of
+from relay.errors import (
+    ProviderCredentials,
+    UpstreamError,
+    UpstreamRateLimited,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
+from relay.retry_after import retry_after_s
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from relay.redact import Redactor
+
+_CLIENT_FAULT: Final = frozenset({400, 404, 413, 422})
+_OUR_CREDENTIAL: Final = frozenset({401, 402, 403})
+_BUSY: Final = frozenset({503, 529})
+_RAW_BYTES_MAX: Final = 2000
+
+
+def refusal(
+    provider: str,
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    redactor: Redactor,
+    now: float,
+) -> UpstreamError:
+    """Return the error for a reply that is not a success.
+
+    Args:
+        provider: its canonical id. status: its HTTP status.
+        headers: case-insensitive or lower-case. body: as far as it was read.
+        now: Unix seconds.
+    """
+    parsed, raw = _parse(body)
+    error = error_of(parsed)
+    raw = redactor.value(raw)
+    said = redactor.text(error.message) if error else ""
+    if status in _CLIENT_FAULT:
+        return UpstreamRefused(
+            said or f"{provider} refused the request with status {status}",
+            status=status,
+            code=error.code if error else None,
+            type_=error.type if error else None,
+            param=error.param if error else None,
+            raw=raw,
+        )
+    wait = retry_after_s(headers, now)
+    message = f"{provider} answered {status}" + (f": {said}" if said else "")
+    if status in _OUR_CREDENTIAL:
+        return ProviderCredentials(
+            f"{provider} refused the gateway's own credential (status {status}); "
+            "the operator must fix that provider's api_key or account",
+            raw=raw,
+        )
+    if status == 429:
+        return UpstreamRateLimited(message, raw=raw, retry_after_s=wait)
+    if status in _BUSY:
+        return UpstreamUnavailable(message, raw=raw, retry_after_s=wait)
+    return UpstreamError(message, raw=raw)
+
+
+def error_in_success(provider: str, body: bytes, *, redactor: Redactor) -> UpstreamError | None:
+    """Return the error that a 200 with a JSON body carries, None if it carries none (M3.2)."""
+    parsed, raw = _parse(body)
+    error = error_of(parsed)
+    if error is None:
+        return None
+    if error.status is not None:  # the status that this reply should have had
+        return refusal(provider, error.status, {}, body, redactor=redactor, now=0.0)
+    message = redactor.text(error.message)
+    return UpstreamError(f"{provider} failed: {message}", raw=redactor.value(raw))
+
+
+def error_in_stream(provider: str, data: bytes, *, redactor: Redactor) -> UpstreamError:
+    """Return the error that an error event of a stream carries (M3.4)."""
+    error = error_in_success(provider, data, redactor=redactor)
+    if error is not None:
+        return error
+    _, raw = _parse(data)
+    return UpstreamError(f"{provider} sent an error event", raw=redactor.value(raw))
+
+
+def _parse(body: bytes) -> tuple[Any, Any]:
+    """Return the parsed body (None if it is not JSON) and what may stand in `metadata.raw`."""
+    try:
+        parsed = loads(body)
+    except ValueError:
+        return None, body[:_RAW_BYTES_MAX].decode("utf-8", "replace") or None
+    if len(body) > _RAW_BYTES_MAX:
+        return parsed, body[:_RAW_BYTES_MAX].decode("utf-8", "replace")
+    return parsed, parsed

@@ -1,0 +1,86 @@
+"""Which candidates serve a slug. Rules M2.2 (slugs), M3.3 (order)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from relay.errors import ModelNotFound
+from relay.redact import Redactor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from relay.upstreams.base import Upstream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """One provider that is on, and what its descriptor says about it.
+
+    Attributes:
+        aggregate: plain requests are dialled as streams (M4.1).
+        stream_options: it takes `stream_options` (M3.3).
+        max_event_bytes: bound for one event (M3.1).
+        redactor: its secrets.
+        models: the models it is known to serve, for the model list.
+    """
+
+    name: str
+    upstream: Upstream
+    aggregate: bool = False
+    stream_options: bool = True
+    max_event_bytes: int = 16 * 1024 * 1024
+    redactor: Redactor = field(default_factory=Redactor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One provider's model that can serve a slug."""
+
+    provider: Provider
+    model: str
+
+
+class Router:
+    """Finds the candidates of a slug.
+
+    Args:
+        providers: those that are on, by name.
+        routes: slug → candidates in failover order; may be empty where every provider is off.
+    """
+
+    def __init__(
+        self, providers: Mapping[str, Provider], routes: Mapping[str, tuple[Candidate, ...]]
+    ) -> None:
+        self._providers = providers
+        self._routes = routes
+
+    def resolve(self, slug: str) -> tuple[Candidate, ...]:
+        """Return the candidates of `slug` in the order to try them; at least one.
+
+        Raises:
+            ModelNotFound: nothing that is on serves it.
+        """
+        candidates = self._routes.get(slug)
+        if candidates:
+            return candidates
+        if candidates is not None:
+            raise ModelNotFound(
+                f"every provider of the model {slug!r} is switched off in this gateway",
+                param="model",
+            )
+        name, slash, model = slug.partition("/")
+        provider = self._providers.get(name)
+        if provider is not None and slash and model:
+            return (Candidate(provider=provider, model=model),)
+        raise ModelNotFound(
+            f"the model {slug!r} is not served here; GET /v1/models lists those that are",
+            param="model",
+        )
+
+    def slugs(self) -> Iterable[tuple[str, str]]:
+        """Yield each listed slug that can be served, with the provider that is tried first."""
+        for slug, candidates in self._routes.items():
+            if candidates:
+                yield slug, candidates[0].provider.name

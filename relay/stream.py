@@ -1,0 +1,197 @@
+"""Everything that happens to the bytes of one stream. [pure]
+
+`StreamRelay` takes the upstream's bytes as they were read and returns the client's bytes: whole
+events only, one string for each read. It owns the end of the stream: exactly one terminal, and
+nothing after it (M2.1, M3.4). `pump` only awaits and writes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from encoders import openai
+from encoders.json_text import loads
+from encoders.openai_chunks import ChunkRewriter, Kind, NotAChunk, ReplyTooLarge
+from encoders.sse import SseDecoder, SseEvent, SseEventTooLarge
+from relay.errors import (
+    EventTooLarge,
+    RelayError,
+    UpstreamProtocolError,
+    UpstreamTruncated,
+)
+from relay.lifecycle import Lifecycle, Outcome, StreamInput, StreamState
+from relay.refusals import error_in_stream
+
+if TYPE_CHECKING:
+    from encoders.usage import TokenUsage
+    from relay.redact import Redactor
+
+_RAW_MAX: Final = 500
+
+
+class StreamRelay:
+    """Relays one openai-shape stream from its first body byte to its end.
+
+    Args:
+        rewriter: turns events of the upstream into what the client gets.
+        lifecycle: the stream's life, already STREAMING.
+        redactor: the provider's secrets.
+        max_event_bytes: bound for one event (M3.1).
+
+    Attributes:
+        error: what ended the stream, None while it is open or if it completed.
+    """
+
+    def __init__(
+        self,
+        *,
+        rewriter: ChunkRewriter,
+        lifecycle: Lifecycle,
+        redactor: Redactor,
+        max_event_bytes: int,
+    ) -> None:
+        assert lifecycle.state is StreamState.STREAMING
+        self._rewriter = rewriter
+        self._lifecycle = lifecycle
+        self._redactor = redactor
+        self._decoder = SseDecoder(max_event_bytes)
+        self._provider = rewriter.identity.provider
+        self.error: RelayError | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream has ended; what comes now is ignored."""
+        return self._lifecycle.closed
+
+    @property
+    def usage(self) -> TokenUsage | None:
+        """The last usage that the upstream reported."""
+        return self._rewriter.usage
+
+    @property
+    def finishing(self) -> bool:
+        """Whether every choice has its finish_reason and only usage and `[DONE]` may follow."""
+        return self._rewriter.all_finished
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes of the upstream's body; return what goes to the client."""
+        if self._lifecycle.closed:
+            return b""
+        failure: RelayError | None = None
+        try:
+            events = self._decoder.feed(data)
+        except SseEventTooLarge as error:
+            events = error.events
+            failure = EventTooLarge(f"{self._provider} sent {error}")
+        out: list[bytes] = []
+        self._take(events, out)
+        if failure is not None and not self._lifecycle.closed:
+            out.append(self.fail(failure))
+        return b"".join(out)
+
+    def eof(self) -> bytes:
+        """The upstream's body ended; return the client's end of the stream."""
+        if self._lifecycle.closed:
+            return b""
+        out: list[bytes] = []
+        # An event without its blank line counts only if it is whole; half a line is dropped.
+        self._take([e for e in self._decoder.finish() if _is_whole(e.data)], out)
+        if not self._lifecycle.closed:
+            if not self._rewriter.has_choice:
+                out.append(self.fail(self._empty()))
+            else:
+                self._lifecycle.advance(StreamInput.EOF, finished=self._rewriter.finished)
+                if self._lifecycle.outcome is Outcome.COMPLETED:
+                    out.append(self._rewriter.closing() + openai.DONE)
+                else:
+                    error = UpstreamTruncated(
+                        f"{self._provider} ended the stream before the answer was finished"
+                    )
+                    out.append(self._end_in_band(error))
+        return b"".join(out)
+
+    def fail(self, error: RelayError) -> bytes:
+        """The stream cannot go on; return its end for the client (M3.4, M3.6).
+
+        A connection that dies once every choice has its finish_reason took nothing from the
+        answer: that is an end like EOF.
+        """
+        if self._lifecycle.closed:
+            return b""
+        if isinstance(error, UpstreamTruncated) and self._rewriter.finished:
+            return self.eof()
+        self._lifecycle.advance(error.stream_input)
+        return self._end_in_band(error)
+
+    def _end_in_band(self, error: RelayError) -> bytes:
+        self.error = error
+        return in_band_error(self._rewriter.identity, error)
+
+    def _take(self, events: list[SseEvent], out: list[bytes]) -> None:
+        rewrite = self._rewriter.rewrite
+        for event in events:
+            try:
+                kind = rewrite(event.data, out)
+            except (NotAChunk, ReplyTooLarge) as error:
+                out.append(self.fail(self._protocol_error(error, event.data)))
+                return
+            if kind is Kind.CHUNK and not event.event:
+                continue
+            if kind is Kind.DONE:
+                self._done(out)
+                return
+            if kind is Kind.ERROR:
+                self._upstream_error(out)
+                return
+            if event.event == b"error" and kind is Kind.SKIPPED:
+                said = error_in_stream(self._provider, event.data, redactor=self._redactor)
+                out.append(self.fail(said))
+                return
+
+    def _done(self, out: list[bytes]) -> None:
+        if not self._rewriter.has_choice:
+            out.append(self.fail(self._empty()))
+            return
+        self._lifecycle.advance(StreamInput.TERMINAL)
+        out.append(self._rewriter.closing() + openai.DONE)
+
+    def _upstream_error(self, out: list[bytes]) -> None:
+        """The upstream's own error event passes as sent, but for our secrets (M3.4)."""
+        payload = self._redactor.data(self._rewriter.error_payload)
+        self.error = error_in_stream(self._provider, payload, redactor=self._redactor)
+        self._lifecycle.advance(StreamInput.UPSTREAM_ERROR)
+        out.append(openai.event(payload) + openai.DONE)
+
+    def _empty(self) -> UpstreamProtocolError:
+        raw = self._redactor.data(self._rewriter.last_skipped)[:_RAW_MAX]
+        return UpstreamProtocolError(
+            f"{self._provider} sent a stream without an answer",
+            raw=raw.decode("utf-8", "replace") or None,
+        )
+
+    def _protocol_error(self, error: ValueError, data: bytes) -> UpstreamProtocolError:
+        if isinstance(error, ReplyTooLarge):
+            return UpstreamProtocolError(f"{self._provider}: {error}")
+        raw = self._redactor.data(data)[:_RAW_MAX].decode("utf-8", "replace")
+        return UpstreamProtocolError(f"{self._provider} sent an event that is not JSON", raw=raw)
+
+
+def in_band_error(identity: openai.ChunkIdentity, error: RelayError) -> bytes:
+    """Return the end of a stream that failed after its headers were sent: one error chunk and
+    `[DONE]` (M3.4); a client that is gone gets nothing.
+    """
+    if error.stream_input is StreamInput.CLIENT_GONE:
+        return b""
+    raw = getattr(error, "raw", None)
+    chunk = openai.error_chunk(identity, message=error.message, code=error.code, raw=raw)
+    return chunk + openai.DONE
+
+
+def _is_whole(data: bytes) -> bool:
+    if data.strip() == b"[DONE]":
+        return True
+    try:
+        loads(data)
+    except ValueError:
+        return False
+    return True

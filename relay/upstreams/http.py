@@ -1,0 +1,171 @@
+"""A provider on the network, over aiohttp's client.
+
+Rules M3.1 (never read by line), M3.2 (`Accept-Encoding: identity`, compressed bodies decoded as
+they stream), M3.5 (bounded reads), M4.1 (abort at once). What the defaults of the client would
+break: `total=300` kills long streams, redirects would carry our key elsewhere, a connection limit
+of 100 would queue streams behind each other, a 256 KiB buffer doubles per slow stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from encoders.json_text import dumps
+from relay.errors import UpstreamTimeout, UpstreamTruncated, UpstreamUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from relay.upstreams.base import UpstreamRequest
+
+READ_BYTES_MAX: Final = 64 * 1024
+_RELEASE_WAIT_S: Final = 0.1
+_RECEIVE_BUFFER_BYTES: Final = 128 * 1024
+
+
+class HttpUpstream:
+    """One provider reached over HTTP, in the openai shape.
+
+    Args:
+        name: its canonical id.
+        base_url: without the route and without a trailing slash; a callable where it changes
+            (the local model's child process gets a new port when it is restarted).
+        api_key: sent as a bearer token; empty for none.
+        headers: added to every request.
+        connect_timeout_s: for name, TCP and TLS together.
+        header_timeout_s: from dialling to the status line.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        base_url: str | Callable[[], str],
+        *,
+        api_key: str = "",
+        headers: Mapping[str, str] | None = None,
+        connect_timeout_s: float = 5.0,
+        header_timeout_s: float = 120.0,
+        user_agent: str = "sluicegate",
+    ) -> None:
+        self._name = name
+        self._base_url = base_url
+        self._connect_timeout_s = connect_timeout_s
+        self._header_timeout_s = header_timeout_s
+        self._headers = {
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+            "User-Agent": user_agent,
+            **({"Authorization": f"Bearer {api_key}"} if api_key else {}),
+            **(headers or {}),
+        }
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def start(self) -> None:
+        """Make the connection pool; there is nothing to reach yet."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, socket_factory=_upstream_socket),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=READ_BYTES_MAX,
+        )
+
+    async def open(self, request: UpstreamRequest) -> HttpReply:
+        assert self._session is not None, "open() before start()"
+        base_url = self._base_url if isinstance(self._base_url, str) else self._base_url()
+        accept = "text/event-stream" if request.stream else "application/json"
+        try:
+            async with asyncio.timeout(self._header_timeout_s):
+                response = await self._session.post(
+                    f"{base_url}/chat/completions",
+                    data=dumps(request.body),
+                    headers={**self._headers, "Accept": accept},
+                    allow_redirects=False,
+                )
+        except aiohttp.ConnectionTimeoutError:
+            raise UpstreamUnavailable(
+                f"{self._name}: no connection within {self._connect_timeout_s:g} s"
+            ) from None
+        except TimeoutError:
+            raise UpstreamTimeout(
+                f"{self._name} sent no response headers within {self._header_timeout_s:g} s"
+            ) from None
+        except aiohttp.ClientConnectorError as error:
+            reason = error.os_error.strerror or type(error.os_error).__name__
+            raise UpstreamUnavailable(f"{self._name} cannot be reached: {reason}") from None
+        except (aiohttp.ClientError, ConnectionError, ValueError) as error:
+            raise UpstreamTruncated(
+                f"{self._name} closed the connection before it answered ({type(error).__name__})"
+            ) from None
+        return HttpReply(self._name, response)
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+class HttpReply:
+    """An answered request; see `UpstreamReply`."""
+
+    __slots__ = ("_content", "_ended", "_name", "_response")
+
+    def __init__(self, name: str, response: aiohttp.ClientResponse) -> None:
+        self._name = name
+        self._response = response
+        self._content = response.content
+        self._ended = False
+
+    @property
+    def status(self) -> int:
+        return self._response.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._response.headers
+
+    async def read(self) -> bytes:
+        try:
+            return await self._content.read(READ_BYTES_MAX)
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise UpstreamTruncated(
+                f"the connection to {self._name} broke off ({type(error).__name__})"
+            ) from None
+
+    def abort(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        connection = self._response.connection
+        if connection is not None and connection.transport is not None:
+            connection.transport.abort()  # close() would first flush what we still send
+        self._response.close()
+
+    async def release(self) -> None:
+        if self._ended:
+            return
+        with suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
+            async with asyncio.timeout(_RELEASE_WAIT_S):
+                if not await self._content.read(READ_BYTES_MAX):
+                    self._ended = True  # at its end the connection went back by itself
+        self.abort()
+
+
+def _upstream_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Make a socket whose kernel buffer is bounded.
+
+    A client that does not read must stop its upstream soon (M3.5); with an unbounded kernel
+    buffer megabytes wait for it, and one read can take 256 KiB at once.
+    """
+    family, kind, protocol, _, _ = address
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+    return sock
