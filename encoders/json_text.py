@@ -141,7 +141,7 @@ def edit(
     """
     values = values or {}
     missing = b"".join(
-        b',"%s":%s' % (key.encode(), value)
+        b",%s:%s" % (dumps(key), value)
         for key, value in values.items()
         if not any(span.key == key for span in spans)
     )

@@ -114,5 +114,5 @@ def _presented(headers: Mapping[str, str]) -> str | None:
 
 
 def _digest(key: str) -> bytes:
-    # aiohttp decodes header bytes with surrogateescape: any bytes must come to a plain 401 (M1.2)
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    # aiohttp makes surrogates of bytes that are not UTF-8: any bytes must come to a plain 401
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

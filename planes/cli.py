@@ -11,7 +11,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 import orjson
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 from planes.config_file import FILE_NAME, FILE_VARIABLE, ConfigError, find_config, load
 from planes.config_file import load_defaults as load_built_in
 from planes.settings import Server, Settings, explain, notices
+from planes.version import version
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -56,14 +56,6 @@ def _run(options: argparse.Namespace) -> int:
         case _:
             print(f"sluicegate {version()}")
             return OK
-
-
-def version() -> str:
-    """Return the version of the installed distribution."""
-    try:
-        return metadata.version("sluicegate")
-    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        return "0+unknown"
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -167,7 +159,11 @@ examples:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"sluicegate {version()}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_commands(parser.add_subparsers(dest="command", metavar="COMMAND", required=True))
+    return parser
+
+
+def _add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     serve = _command(
         commands,
         "serve",
@@ -204,7 +200,6 @@ examples:
     _add_config(models)
     models.add_argument("--json", action="store_true", help="as one JSON document")
     _command(commands, "version", "Print the version.", "  sluicegate version")
-    return parser
 
 
 def _command(

@@ -14,7 +14,7 @@ a quoted one stays text.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -33,6 +33,7 @@ _REFERENCE = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?:(:-)([^}]*))?
 
 Place = tuple[int | str, ...]
 Spot = tuple[int, int]  # line and column, from 1
+_Entry = tuple[yaml.Node, yaml.ScalarNode, yaml.Node]  # the mapping it is written in, key, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +131,20 @@ def load_text(text: str, env: Mapping[str, str], *, source: str = FILE_NAME) -> 
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without dates: nothing here is one, and `2026-01-01` is meant as text."""
+    """SafeLoader with fewer surprises in plain scalars.
+
+    Dates are text: nothing here is one. Only true and false are booleans, so that `org: no` is
+    text; a setting that is a boolean understands yes, no, on and off all the same.
+    """
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != _TAG + "timestamp"]
+    first: [(t, r) for t, r in resolvers if t not in (_TAG + "timestamp", _TAG + "bool")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver(
+    _TAG + "bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
 
 
 def _compose(text: str, source: str) -> yaml.Node | None:
@@ -197,15 +205,11 @@ class _Builder:
 
     def build(self, node: yaml.Node | None, place: Place) -> object:
         """Return the plain value of `node`; None, and a problem, if it has none."""
-        self._nodes += 1
         if node is None:
             return None
         if id(node) in self._open:
             return self._fail(node, place, "is an alias of what it stands in")
-        if self._nodes > _MAX_NODES:
-            # Every further node would be a problem: this one is the last.
-            self._fail(node, place, "is too large: aliases repeat too much")
-            raise ConfigError(self.problems)
+        self._count(node, place)
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.ScalarNode):
@@ -218,6 +222,13 @@ class _Builder:
         finally:
             self._open.discard(id(node))
 
+    def _count(self, node: yaml.Node, place: Place) -> None:
+        self._nodes += 1
+        if self._nodes > _MAX_NODES:
+            # Every further node would be a problem: this one is the last.
+            self._add(_spot(node), place, "is too large: aliases repeat too much")
+            raise ConfigError(self.problems)
+
     def _sequence(self, node: yaml.SequenceNode, place: Place) -> list[object]:
         values = []
         for index, item in enumerate(node.value):
@@ -228,39 +239,41 @@ class _Builder:
 
     def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, object]:
         values: dict[str, object] = {}
-        own: set[str] = set()
-        merges = []
+        for origin, key, item in self._entries(node, place):
+            name = key.value
+            if name not in values:
+                self._spots[(*place, name)] = _spot(key)
+                values[name] = self.build(item, (*place, name))
+            elif origin is node:
+                self._add(_spot(key), (*place, name), "is set twice in one mapping")
+        return values
+
+    def _entries(self, node: yaml.MappingNode, place: Place) -> list[_Entry]:
+        """Return the entries of `node` itself, then those that `<<` merges into it.
+
+        So own keys win over merged ones, and the first merge over the next.
+        """
+        own: list[_Entry] = []
+        merged: list[_Entry] = []
         for key, item in node.value:
+            self._count(key, place)
             if not isinstance(key, yaml.ScalarNode):
                 self._add(_spot(key), place, "a key must be text")
             elif key.tag == _TAG + "merge":
-                merges.append(item)
-            elif key.value in own:
-                self._add(_spot(key), (*place, key.value), "is set twice in one mapping")
+                for source in item.value if isinstance(item, yaml.SequenceNode) else [item]:
+                    merged += self._merged(source, place)
             else:
-                own.add(key.value)
-                self._spots[(*place, key.value)] = _spot(key)
-                values[key.value] = self.build(item, (*place, key.value))
-        for merge in merges:
-            for key, item in self._merged(merge, place):
-                # The mapping's own keys win over merged ones, and the first merge over the next.
-                if key.value not in values:
-                    self._spots[(*place, key.value)] = _spot(key)
-                    values[key.value] = self.build(item, (*place, key.value))
-        return values
+                own.append((node, key, item))
+        return own + merged
 
-    def _merged(self, node: yaml.Node, place: Place) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-        """Yield the entries that `<<: *base` or `<<: [*a, *b]` brings in."""
-        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        for source in sources:
-            if not isinstance(source, yaml.MappingNode) or id(source) in self._open:
-                self._add(_spot(node), place, "`<<` must name a mapping, or a list of them")
-                continue
-            for key, item in source.value:
-                if isinstance(key, yaml.ScalarNode) and key.tag != _TAG + "merge":
-                    yield key, item
-                else:
-                    self._add(_spot(key), place, "a merged mapping must have plain keys only")
+    def _merged(self, source: yaml.Node, place: Place) -> list[_Entry]:
+        if not isinstance(source, yaml.MappingNode) or id(source) in self._open:
+            self._add(_spot(source), place, "`<<` must name a mapping, or a list of them")
+            return []
+        self._open.add(id(source))
+        entries = self._entries(source, place)
+        self._open.discard(id(source))
+        return entries
 
     def _scalar(self, node: yaml.ScalarNode, place: Place) -> object:
         text, tag = node.value, node.tag

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -13,6 +14,7 @@ from aiohttp import web
 
 from planes import logs
 from planes.app import make_app, make_runner
+from planes.banner import banner
 from planes.gateway import GATEWAY
 from planes.settings import notices
 from relay.errors import UpstreamUnavailable
@@ -34,7 +36,8 @@ def run(settings: Settings, *, embedded: bool) -> int:
         log.info("notice", notice=notice)
     try:
         listener = _listen(settings.server.host, settings.server.port)
-    except OSError:
+    except OSError as error:
+        print(_cannot_listen(settings, error), file=sys.stderr)
         return _FAILED
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(settings, listener, embedded=embedded))
@@ -53,12 +56,14 @@ async def _serve(settings: Settings, listener: socket.socket, *, embedded: bool)
         await web.SockSite(runner, listener, backlog=_BACKLOG).start()
         host, port = listener.getsockname()[:2]
         log.info("serving", host=host, port=port)
+        print(banner(settings, host, port, app[GATEWAY].router, embedded=embedded), flush=True)
         await stop.wait()
         grace_s = settings.server.shutdown_grace_s
         inflight = app[GATEWAY].inflight
         log.info("draining", running=inflight.running, grace_s=grace_s)
         await inflight.drain(grace_s)
-    except UpstreamUnavailable:
+    except UpstreamUnavailable as error:
+        print(f"sluicegate: {error.message}", file=sys.stderr)
         return _FAILED
     finally:
         await runner.cleanup()

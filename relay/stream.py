@@ -64,6 +64,11 @@ class StreamRelay:
         return self._lifecycle.closed
 
     @property
+    def outcome(self) -> Outcome | None:
+        """How the stream ended; None while it is open."""
+        return self._lifecycle.outcome
+
+    @property
     def usage(self) -> TokenUsage | None:
         """The last usage that the upstream reported."""
         return self._rewriter.usage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -47,7 +48,8 @@ def reference(body: bytes) -> list[SseEvent]:
 fragments = st.lists(
     st.sampled_from(
         [b"\n", b"\r", b"\r\n", b"data", b":", b" ", b"data: ", b"data:", b"event: x", b"id: 7",
-         b"id", b"retry: 5", b": c", b"{\"a\":1}", b"\xe4\xbd\xa0", b"\xef\xbb\xbf", b"\xe2\x80\xa8",
+         b"id", b"retry: 5", b": c", b"{\"a\":1}",
+         b"\xe4\xbd\xa0", b"\xef\xbb\xbf", b"\xe2\x80\xa8",
          b"\xc2\x85", b"\x0b", b"\0", b"[DONE]"]
     ),
     max_size=30,
@@ -60,7 +62,7 @@ def test_every_chunking_gives_the_same_events_as_the_grammar(
 ) -> None:
     cuts = draw.draw(st.lists(st.integers(0, len(body)), max_size=8).map(sorted))
     edges = [0, *cuts, len(body)]
-    pieces = [body[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [body[a:b] for a, b in itertools.pairwise(edges)]
     expected = reference(body)
     assert decode(*pieces) == expected
     assert decode(body) == expected
@@ -130,9 +132,10 @@ def test_an_endless_line_is_refused_before_it_is_kept() -> None:
     """B18: what is held never passes the bound."""
     decoder = SseDecoder(1 << 20)
     block = b"x" * (1 << 16)
+    for _ in range(16):
+        assert decoder.feed(block) == []
     with pytest.raises(SseEventTooLarge):
-        for _ in range(1000):
-            decoder.feed(block)
+        decoder.feed(block)
     assert decoder.pending_bytes <= 1 << 20
 
 

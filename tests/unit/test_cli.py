@@ -1,0 +1,263 @@
+"""The command line of O2: what it prints, where, and its exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from planes import cli
+from planes.settings import Settings
+from planes.version import version
+
+ROOT = Path(__file__).parents[2]
+GOOD = """\
+keys: [{key: ozk_1, org: dev}]
+providers:
+  on: {shape: openai, base_url: "http://127.0.0.1:9000/v1"}
+  off: {shape: openai, base_url: "https://api.example.com/v1", api_key: "${SOME_KEY:-}"}
+models:
+  a/b: {candidates: [{provider: off, model: x}, {provider: on, model: y}]}
+"""
+BAD = "server: {prot: 1}\nproviders:\n  p: {shape: openai, base_url: example.com}\n"
+BAD_LINES = [
+    ":1: server.prot: unknown key `prot` (did you mean `port`?)",
+    ":3: providers.p.base_url: must begin with http:// or https:// (got no scheme)",
+]
+
+
+def run(cwd: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a process of its own, with nothing but `env` around it."""
+    return subprocess.run(
+        [sys.executable, "-m", "planes.cli", *arguments],
+        cwd=cwd,
+        env={"PATH": os.defpath, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Settings, bool]]:
+    """Replace the planes by a recorder, and start in an empty folder without environment."""
+    calls: list[tuple[Settings, bool]] = []
+
+    def serve(settings: Settings, *, embedded: bool) -> int:
+        calls.append((settings, embedded))
+        return 0
+
+    app = ModuleType("planes.app")
+    app.serve = serve  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "planes.app", app)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLUICEGATE_CONFIG", raising=False)
+    return calls
+
+
+def test_check_prints_every_problem_and_exits_with_1(tmp_path: Path) -> None:
+    """O2: each with its line, as the file was named, and no traceback."""
+    (tmp_path / "gw.yaml").write_text(BAD)
+    done = run(tmp_path, "check", "gw.yaml")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [f"gw.yaml{line}" for line in BAD_LINES]
+
+
+def test_check_says_what_is_off_and_ok(tmp_path: Path) -> None:
+    """O2: exit 0; the environment counts."""
+    (tmp_path / "gw.yaml").write_text(GOOD)
+    done = run(tmp_path, "check", "gw.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "gw.yaml: notice: provider off is off: api_key is empty",
+        "gw.yaml: ok",
+    ]
+    assert run(tmp_path, "check", "gw.yaml", SOME_KEY="k").stdout == "gw.yaml: ok\n"
+
+
+def test_check_of_a_file_that_is_not_there(tmp_path: Path) -> None:
+    """A problem like any other, without a line."""
+    done = run(tmp_path, "check", "none.yaml")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "none.yaml: cannot be read: No such file or directory\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "models"])
+def test_a_bad_configuration_exits_with_2(tmp_path: Path, command: str) -> None:
+    """O2: the same problems, by each of the ways to name the file."""
+    (tmp_path / "sluicegate.yaml").write_text(BAD)
+    for arguments, env in (
+        ([], {}),
+        (["--config", "sluicegate.yaml"], {}),
+        ([], {"SLUICEGATE_CONFIG": "sluicegate.yaml"}),
+    ):
+        done = run(tmp_path, command, *arguments, **env)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.splitlines() == [f"sluicegate.yaml{line}" for line in BAD_LINES]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["serv"], ["check"], ["serve", "--port", "x"], ["version", "--json"]],
+)
+def test_a_wrong_command_line_exits_with_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """O2: usage on standard error."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: sluicegate")
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "models", "version"])
+def test_the_help_of_each_command_shows_examples(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And does so without the planes."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"examples:\n  sluicegate {command}" in capsys.readouterr().out
+
+
+def test_check_does_not_import_what_it_does_not_need(tmp_path: Path) -> None:
+    """It stays fast in an editor's hook."""
+    (tmp_path / "gw.yaml").write_text(GOOD)
+    code = (
+        "import sys; from planes.cli import main; main(['check', 'gw.yaml']); "
+        "print(sorted({'aiohttp', 'structlog', 'relay'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PATH": os.defpath, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_serve_without_a_file_uses_the_built_in_defaults(
+    served: list[tuple[Settings, bool]],
+) -> None:
+    """O1.1, O2."""
+    assert cli.main(["serve"]) == 0
+    ((settings, embedded),) = served
+    assert embedded
+    assert "local/smollm2-135m" in settings.models
+
+
+def test_serve_takes_its_flags_over_the_file(
+    served: list[tuple[Settings, bool]], tmp_path: Path
+) -> None:
+    """O2: --host, --port and --workers; the rest stays the file's."""
+    (tmp_path / "sluicegate.yaml").write_text(GOOD + "server: {port: 1, write_stall_s: 7}\n")
+    assert cli.main(["serve", "--host", "0.0.0.0", "--port", "9000", "--workers", "1"]) == 0
+    ((settings, embedded),) = served
+    assert not embedded
+    assert (settings.server.host, settings.server.port) == ("0.0.0.0", 9000)
+    assert settings.server.write_stall_s == 7
+    assert list(settings.models) == ["a/b"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--port", "65536"], "--port: must be at most 65535"),
+        (["--workers", "2"], "--workers: more than one worker is not served yet"),
+        (["--host", ""], "--host: must not be empty"),
+    ],
+)
+def test_a_flag_that_the_file_could_not_hold_exits_with_2(
+    served: list[tuple[Settings, bool]],
+    flags: list[str],
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """O2: and nothing is served."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["serve", *flags])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith(f"sluicegate serve: {problem}")
+    assert served == []
+
+
+def test_a_failure_at_run_time_exits_with_1(
+    served: list[tuple[Settings, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """O2: one line on standard error, no traceback and no secret."""
+
+    def fail(_settings: Settings, *, embedded: bool) -> int:
+        raise OSError(98, "address in use, Bearer hunter2")
+
+    monkeypatch.setattr(sys.modules["planes.app"], "serve", fail)
+    assert cli.main(["serve"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "sluicegate: OSError: [Errno 98] address in use, Bearer ***\n")
+    assert served == []
+
+
+def test_models_lists_candidates_and_why_a_provider_is_off(tmp_path: Path) -> None:
+    """O2."""
+    (tmp_path / "sluicegate.yaml").write_text(GOOD)
+    done = run(tmp_path, "models")
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [
+        "MODEL     CANDIDATES",
+        "a/b       off/x (off: api_key is empty), on/y",
+        "",
+        "PROVIDER  STATE",
+        "on        on",
+        "off       off: api_key is empty",
+    ]
+
+
+def test_models_as_json(tmp_path: Path) -> None:
+    """O2: for programs."""
+    (tmp_path / "sluicegate.yaml").write_text(GOOD)
+    off = {"on": False, "why": "api_key is empty"}
+    on = {"on": True, "why": None}
+    assert json.loads(run(tmp_path, "models", "--json").stdout) == {
+        "models": {
+            "a/b": [
+                {"provider": "off", "model": "x", **off},
+                {"provider": "on", "model": "y", **on},
+            ]
+        },
+        "providers": {"on": on, "off": off},
+    }
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    """`sluicegate models | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "planes.cli", "models"],
+            cwd=tmp_path,
+            env={"PATH": os.defpath, "PYTHONPATH": str(ROOT)},
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """O2: that of the installed distribution."""
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out == f"sluicegate {version()}\n"
