@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from planes.settings import Settings
     from relay.routing import Router
 
-_KEY_VARIABLE: Final = "$SLUICEGATE_KEY"
-
 _TEXT: Final = """
   sluicegate {version} serves on {base}
 
@@ -21,11 +19,11 @@ _TEXT: Final = """
   A stream, token by token:
 
     curl -N {base}/v1/chat/completions \\
-      -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\
+      -H {header} -H 'Content-Type: application/json' \\
       -d '{{"model": "{model}", "stream": true,
            "messages": [{{"role": "user", "content": "Say hi"}}]}}'
 
-  The OpenAI SDK: OpenAI(base_url="{base}/v1", api_key="{key}")
+  The OpenAI SDK: OpenAI(base_url="{base}/v1", api_key={argument})
 """
 
 
@@ -37,9 +35,19 @@ def banner(settings: Settings, host: str, port: int, router: Router, *, embedded
     shown = f"[{host}]" if ":" in host else host
     base = f"http://{'127.0.0.1' if shown == '0.0.0.0' else shown}:{port}"
     model, provider = next(iter(router.slugs()), ("<model>", "nobody: no model is on"))
-    key = settings.keys[0].key.get_secret_value() if embedded and settings.keys else _KEY_VARIABLE
-    text = _TEXT.format(version=version(), base=base, key=key, model=model, provider=provider)
-    # a shell expands a variable in double quotes only
-    return text.replace(
-        f"'Authorization: Bearer {_KEY_VARIABLE}'", f'"Authorization: Bearer {_KEY_VARIABLE}"'
+    if embedded and settings.keys:
+        key = settings.keys[0].key.get_secret_value()
+        header, argument = f"'Authorization: Bearer {key}'", f'"{key}"'
+    else:
+        key = "one of the configuration; the lines below take it from $SLUICEGATE_KEY"
+        header = '"Authorization: Bearer $SLUICEGATE_KEY"'  # a shell expands it in these quotes
+        argument = 'os.environ["SLUICEGATE_KEY"]'
+    return _TEXT.format(
+        version=version(),
+        base=base,
+        key=key,
+        header=header,
+        argument=argument,
+        model=model,
+        provider=provider,
     )

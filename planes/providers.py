@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,8 @@ from relay.redact import Redactor
 from relay.routing import Candidate, Provider, Router
 from relay.upstreams.http import HttpUpstream
 from relay.upstreams.local import LlamaProcess, LocalUpstream
-from relay.upstreams.replay import ReplayUpstream
+from relay.upstreams.replay import PACKAGED_TRANSCRIPTS, ReplayUpstream
+from relay.upstreams.unavailable import UnavailableUpstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,26 +59,32 @@ class Providers:
         return Router(self._providers, routes)
 
     async def start(self, *, replay_if_no_local: bool) -> Router:
-        """Start every provider and return the routes over those that run.
+        """Start every provider and return the routes over them.
 
-        Raises:
-            UpstreamUnavailable: one cannot start; the message says what to do.
+        One that cannot start does not keep the others from serving: it is told in the log, and
+        every request to it gets 503 with the reason, so that failover passes it by.
+
+        Args:
+            replay_if_no_local: recorded transcripts take the place of a local model that cannot
+                start (O1.1).
         """
         for name, provider in list(self._providers.items()):
             try:
                 await provider.upstream.start()
             except UpstreamUnavailable as error:
                 local = isinstance(self._settings.providers[name], LocalProvider)
-                if not (local and replay_if_no_local and REPLAY in self._providers):
-                    raise UpstreamUnavailable(
-                        f"the provider {name!r} cannot start: {error.message}"
-                    ) from error
-                log.warning(
-                    "the local model cannot be had; recorded transcripts are served instead, "
-                    "and every answer says so in `provider`",
-                    why=error.message,
-                )
-                self._providers[name] = self._providers[REPLAY]
+                if local and replay_if_no_local and REPLAY in self._providers:
+                    log.warning(
+                        "the local model cannot be had; recorded transcripts are served instead, "
+                        "and every answer says so in `provider`",
+                        why=error.message,
+                    )
+                    self._providers[name] = self._providers[REPLAY]
+                    continue
+                log.error("a provider cannot start", provider=name, why=error.message)
+                await provider.upstream.close()
+                stand_in = UnavailableUpstream(name, error.message)
+                self._providers[name] = replace(provider, upstream=stand_in)
         return self.router()
 
     async def close(self) -> None:
@@ -111,7 +119,7 @@ def _provider(name: str, settings: ProviderSettings) -> Provider:
                 name, LlamaProcess(settings.model), _local_http(name, settings.header_timeout_s)
             )
         case ReplayProvider():
-            upstream = ReplayUpstream(name, Path(settings.path) if settings.path else None)
+            upstream = ReplayUpstream(name, _transcripts(settings.path))
     return Provider(
         name=name,
         upstream=upstream,
@@ -120,6 +128,14 @@ def _provider(name: str, settings: ProviderSettings) -> Provider:
         max_event_bytes=settings.max_event_bytes,
         redactor=Redactor(secrets),
     )
+
+
+def _transcripts(path: str | None) -> Path | None:
+    """The folder as written, or the one of the package that it names (O3 shows `transcripts/`)."""
+    if path is None:
+        return None
+    packaged = PACKAGED_TRANSCRIPTS.parent / path
+    return Path(path) if Path(path).is_dir() or not packaged.is_dir() else packaged
 
 
 def _local_http(name: str, header_timeout_s: float) -> Callable[[Callable[[], str]], Upstream]:

@@ -81,7 +81,7 @@ class LlamaProcess:
             UpstreamUnavailable: it is not up (`retry_after_s` is set).
         """
         child = self._child
-        if child is None or child.address is None or child.exited.is_set():
+        if child is None or child.address is None or child.exited.done():
             raise UpstreamUnavailable(
                 f"the local model {self.model} is starting; try again in a moment",
                 retry_after_s=_RETRY_AFTER_S,
@@ -162,13 +162,7 @@ class LlamaProcess:
         child = await _Child.start((*command, "--parent", str(os.getpid())))
         self._child = child  # from here on `close` finds it
         try:
-            async with asyncio.timeout(self._start_timeout_s):
-                await child.serving()
-        except TimeoutError:
-            raise UpstreamUnavailable(
-                f"the local model {self.model} did not serve within {self._start_timeout_s:g} s"
-                f"{child.last_words()}"
-            ) from None
+            await child.serving(self._start_timeout_s)
         finally:
             if child.address is None or self._closed:
                 self._child = None
@@ -257,10 +251,11 @@ class _Child(asyncio.SubprocessProtocol):
     """
 
     def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
         self.address: str | None = None
-        self.exited = asyncio.Event()
-        self._changed = asyncio.Event()  # the address is known, or the process is over
-        self._drained = asyncio.Event()  # nothing more will come out of the pipes
+        self.exited: asyncio.Future[None] = loop.create_future()
+        self._changed: asyncio.Future[None] = loop.create_future()  # address known, or over
+        self._drained: asyncio.Future[None] = loop.create_future()  # the pipes are at their end
         self._transport: asyncio.SubprocessTransport | None = None
         self._line = bytearray()
         self._tail = bytearray()
@@ -283,40 +278,44 @@ class _Child(asyncio.SubprocessProtocol):
     @property
     def pid(self) -> int | None:
         """Process id; None once its end was seen."""
-        return None if self.exited.is_set() else self._process().get_pid()
+        return None if self.exited.done() else self._process().get_pid()
 
     @property
     def returncode(self) -> int | None:
         """Exit status, negative for a signal; None while it runs."""
         return self._process().get_returncode()
 
-    async def serving(self) -> None:
+    async def serving(self, wait_s: float) -> None:
         """Wait for the address.
 
         Raises:
-            UpstreamUnavailable: the process ended instead.
+            UpstreamUnavailable: the process ended instead, or it took too long.
         """
-        await self._changed.wait()
+        await asyncio.wait([self._changed], timeout=wait_s)
         if self.address is None:
+            why = f"exit status {self.returncode}" if self._changed.done() else f"in {wait_s:g} s"
             raise UpstreamUnavailable(
-                "the local model's process printed no address, exit status "
-                f"{self.returncode}{self.last_words()}"
+                f"the local model's process printed no address: {why}{self.last_words()}"
             )
 
     async def over(self) -> None:
         """Wait for its end, and a little for its last words, which may still be in the pipe."""
-        await self.exited.wait()
-        await _wait(self._drained, _PIPE_WAIT_S)
+        await asyncio.wait([self.exited])
+        await asyncio.wait([self._drained], timeout=_PIPE_WAIT_S)
 
     async def terminate(self, wait_s: float) -> None:
-        """Ask it to end, wait; then kill it and see it reaped. Killed at once if cancelled."""
+        """Ask it to end, wait; then kill it and see it reaped. Killed at once if cancelled.
+
+        Not with `asyncio.timeout`, which on Python 3.11.2 (Debian 12) raises CancelledError where
+        it should raise TimeoutError when the task was cancelled before, as it is in a clean-up.
+        """
         try:
             with suppress(ProcessLookupError):
                 self._process().terminate()
-            await _wait(self.exited, wait_s)
+            await asyncio.wait([self.exited], timeout=wait_s)
             with suppress(ProcessLookupError):
                 self._process().kill()
-            await _wait(self.exited, _KILL_WAIT_S)
+            await asyncio.wait([self.exited], timeout=_KILL_WAIT_S)
         finally:
             self.kill()
 
@@ -352,24 +351,21 @@ class _Child(asyncio.SubprocessProtocol):
     def _on_line(self, line: bytes) -> None:
         with suppress(ValueError, TypeError, KeyError):
             self.address = str(json.loads(line)["address"])
-        self._changed.set()
+        _settle(self._changed)
 
     def process_exited(self) -> None:
         """The process is over: nothing serves at the address any more."""
-        self.exited.set()
+        _settle(self.exited)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The process is over and its pipes are read to the end."""
-        self.exited.set()
-        self._drained.set()
-        self._changed.set()
+        for future in (self.exited, self._drained, self._changed):
+            _settle(future)
 
 
-async def _wait(event: asyncio.Event, wait_s: float) -> None:
-    """Wait for an event, at most so long."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(wait_s):
-            await event.wait()
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 async def _fetch_weights() -> Path:

@@ -19,6 +19,7 @@ import datetime
 import json
 import os
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -51,7 +52,7 @@ async def record(
         api_key: sent as a bearer token, never written.
 
     Raises:
-        aiohttp.ClientError, TimeoutError: no answer at all.
+        aiohttp.ClientError: no answer, or none for two minutes.
         ValueError: the answer repeats the key.
     """
     headers = {"accept-encoding": "identity"}
@@ -60,41 +61,57 @@ async def record(
     timeout = aiohttp.ClientTimeout(
         total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_READ_TIMEOUT_S
     )
-    loop = asyncio.get_running_loop()
+    url = base_url.rstrip("/") + "/chat/completions"
     async with aiohttp.ClientSession(timeout=timeout, read_bufsize=_READ_BUFFER_BYTES) as session:
-        began = loop.time()
-
-        def now_ms() -> float:
-            return round((loop.time() - began) * 1000, 1)
-
-        url = base_url.rstrip("/") + "/chat/completions"
+        clock = _Clock()
         async with session.post(url, json=dict(body), headers=headers) as response:
-            headers_at_ms = now_ms()
-            reads: list[tuple[float, bytes]] = []
-            end: End = "eof"
-            try:
-                while data := await response.content.readany():
-                    reads.append((now_ms(), data))
-            except (aiohttp.ClientError, ConnectionError):
-                end = "reset"
+            headers_at_ms = clock.now_ms()
+            reads, end = await _read_all(response, clock)
             transcript = Transcript(
                 recorded_from=recorded_from,
                 shape="openai",
                 request=dict(body),
                 status=response.status,
-                headers={
-                    name.lower(): value
-                    for name, value in response.headers.items()
-                    if name.lower() in _KEPT_HEADERS
-                },
+                headers=_kept(response.headers),
                 headers_at_ms=headers_at_ms,
                 reads=tuple(reads),
                 end=end,
-                end_at_ms=now_ms(),
+                end_at_ms=clock.now_ms(),
             )
     if api_key and api_key.encode() in b"".join(data for _, data in reads):
         raise ValueError("the answer repeats the API key; it was not written")
     return transcript
+
+
+class _Clock:
+    """Milliseconds since it was made."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def now_ms(self) -> float:
+        return round((time.monotonic() - self._began) * 1000, 1)
+
+
+async def _read_all(
+    response: aiohttp.ClientResponse, clock: _Clock
+) -> tuple[list[tuple[float, bytes]], End]:
+    """Read the body to its end; a body without a length or chunks that is cut looks whole."""
+    reads: list[tuple[float, bytes]] = []
+    try:
+        while data := await response.content.readany():
+            reads.append((clock.now_ms(), data))
+    except aiohttp.ServerTimeoutError:
+        raise  # we gave up: that is not how the provider ended
+    except (aiohttp.ClientError, ConnectionError):
+        return reads, "reset"
+    return reads, "eof"
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that a client can depend on: no cookies, no account names."""
+    lower = {name.lower(): value for name, value in headers.items()}
+    return {name: value for name, value in lower.items() if name in _KEPT_HEADERS}
 
 
 async def record_local(body: Mapping[str, Any], *, weights_path: Path | None = None) -> Transcript:

@@ -1,0 +1,115 @@
+"""What an end-to-end test looks at beside the answer: the log, the sockets, the slots.
+
+Bounds are ten times what is expected: they tell a fault from a slow machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from tests.support.gateway import AUTH, MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.fake_upstream import RecordedRequest
+    from tests.support.gateway import GatewayProcess
+    from tests.support.wire import RawClient
+
+CHAT = "/v1/chat/completions"
+HANG_UP_BOUND_S = 2.5  # M4.1 expects 0.25
+
+
+def payload(*, model: str = MODEL, stream: bool = True, **more: Any) -> dict[str, Any]:
+    """The body of a chat request."""
+    messages = [{"role": "user", "content": "Say hi."}]
+    return {"model": model, "stream": stream, "messages": messages} | more
+
+
+async def ask(client: RawClient, *, path: str = CHAT, **body: Any) -> None:
+    """Sends a chat request; nothing is read yet."""
+    await client.request("POST", path, headers=[AUTH], json=payload(**body))
+
+
+async def until(
+    holds: Callable[[], object], timeout: float = HANG_UP_BOUND_S, *, what: str = "it"
+) -> float:
+    """Waits until the condition holds and returns how long that took, in seconds."""
+    started = time.monotonic()
+    while not holds():
+        if time.monotonic() - started > timeout:
+            raise AssertionError(f"{what} did not happen within {timeout} s")
+        await asyncio.sleep(0.005)
+    return time.monotonic() - started
+
+
+async def until_still(request: RecordedRequest, quiet_s: float = 0.3) -> int:
+    """Waits until nothing more of a flood is taken, and returns how much was."""
+    seen, since = -1, time.monotonic()
+    while time.monotonic() - since < quiet_s:
+        if request.bytes_written != seen:
+            seen, since = request.bytes_written, time.monotonic()
+        await asyncio.sleep(0.02)
+    return seen
+
+
+class Aftermath:
+    """What a gateway's log and sockets show since this was made.
+
+    Args:
+        gateway: at rest, with no pooled connection to an upstream.
+    """
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self._gateway = gateway
+        self._log_start = len(gateway.stderr())
+        self._sockets = gateway.open_sockets()
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The log lines since; what is no JSON is the line {"text": …}."""
+        out = []
+        for line in self._gateway.stderr()[self._log_start :].splitlines():
+            try:
+                out.append(json.loads(line))
+            except ValueError:
+                out.append({"text": line})
+        return out
+
+    async def one_request_line(self, **fields: Any) -> dict[str, Any]:
+        """Waits for the line of the one request since, checks fields of it, and returns it.
+
+        There is nothing else in the log: no traceback, no warning, no second line.
+        """
+        await until(lambda: self.lines, what="a log line")
+        await asyncio.sleep(0.02)
+        assert [line.get("event") for line in self.lines] == ["request"], self.lines
+        line = self.lines[0]
+        assert {name: line.get(name) for name in fields} == fields, line
+        return line
+
+    async def no_socket_left(self) -> None:
+        """Waits until the gateway holds no more sockets than at the start."""
+        await until(
+            lambda: self._gateway.open_sockets() <= self._sockets,
+            what=f"the end of {self._gateway.open_sockets() - self._sockets} sockets",
+        )
+
+
+async def slot_is_free(gateway: GatewayProcess, slug: str) -> None:
+    """Waits until a key that may run one request at a time may run one again.
+
+    Args:
+        slug: of a model whose provider refuses connections: 503 if it is asked at all.
+    """
+    started = time.monotonic()
+    status = 429
+    while status == 429 and time.monotonic() - started < HANG_UP_BOUND_S:
+        async with gateway.client() as client:
+            await ask(client, model=slug)
+            await client.read_all()
+            status = client.status
+    assert status == 503, "the slot was not freed"
