@@ -1,8 +1,9 @@
-"""The client's end of an SSE stream, over aiohttp.
+"""The client's end of an answer, over aiohttp.
 
 Rules M1.3 (headers, sent at once), M3.5 (backpressure, write stall), M4.1 (a half-close counts as
-gone). aiohttp-sse brings the response and the kernel's TCP_USER_TIMEOUT; its own pings and its
-formatting are not used (they would put comments and CRLF on the wire).
+gone). aiohttp-sse brings the response; its own pings, its formatting and its timeout are not used
+(they would put comments and CRLF on the wire, and TCP_USER_TIMEOUT cuts a client that does read,
+only slowly).
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+import struct
 from typing import TYPE_CHECKING, Final
 
+from aiohttp.http import StreamWriter
 from aiohttp_sse import EventSourceResponse
 
 if TYPE_CHECKING:
     from aiohttp import web
-    from aiohttp.abc import AbstractStreamWriter
 
 _BUFFER_BYTES_MAX: Final = 32 * 1024
 _UNSENT_BYTES_MAX: Final = 32 * 1024
-_WATCH_EVERY_S: Final = 0.2
+_WATCH_EVERY_S: Final = 0.1
+
+_TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
+_BYTES_ACKED_AT: Final = 120  # of tcpi_bytes_acked in Linux's struct tcp_info
 
 
 class SseSink:
@@ -34,12 +39,13 @@ class SseSink:
     def __init__(self, request: web.Request, request_id: str, *, write_stall_s: float) -> None:
         self._request = request
         self._write_stall_s = write_stall_s
-        self._writer: AbstractStreamWriter | None = None
+        self._writer: StreamWriter | None = None
+        self._watch: StallWatch | None = None
         self.response = EventSourceResponse(
             sep="\n",
             allow_all_methods=True,  # it answers 405 to a POST otherwise
             ping_interval=math.inf,
-            send_timeout=write_stall_s,
+            send_timeout=None,
         )
         # Set after construction: it writes its own values over those it is given.
         headers = self.response.headers
@@ -60,16 +66,26 @@ class SseSink:
         if transport is None:
             raise ConnectionResetError("the client is gone")
         _bound_buffers(transport)
-        self._writer = await self.response.prepare(self._request)
+        self._watch = StallWatch(transport, self._write_stall_s)
+        writer = await self.response.prepare(self._request)
+        assert isinstance(writer, StreamWriter)
+        self._writer = writer
 
     async def write(self, data: bytes) -> None:
         assert self._writer is not None, "write() before commit()"
-        await self._writer.write(data)
+        assert self._watch is not None
+        # Without its own drain, which nobody would watch.
+        await self._writer.write(data, drain=False)
+        self._watch.begin()
         if self._request.protocol.writing_paused:
-            await self._wait_for_the_client(self._writer)
+            # Shielded, as aiohttp fails every later drain once one was cancelled, and the end of
+            # the stream is still to be written after the end of a grace (M3.6).
+            await asyncio.shield(self._writer.drain())
 
     async def finish(self) -> None:
-        await self.response.write_eof()
+        assert self._watch is not None, "finish() before commit()"
+        self._watch.begin()
+        await asyncio.shield(self.response.write_eof())
         self.close()
 
     def close(self) -> None:
@@ -77,45 +93,77 @@ class SseSink:
         if self._writer is not None:
             self.response.stop_streaming()
 
-    async def _wait_for_the_client(self, writer: AbstractStreamWriter) -> None:
-        transport = self._request.transport
-        if transport is None:
-            raise ConnectionResetError("the client is gone")
-        watch = _StallWatch(transport, self._write_stall_s)
-        try:
-            await writer.drain()
-        finally:
-            watch.stop()
+
+async def send_whole(
+    request: web.Request, response: web.Response, *, write_stall_s: float
+) -> None:
+    """Send a response that is complete.
+
+    Args:
+        write_stall_s: as for `SseSink`.
+
+    Raises:
+        ConnectionError: the client is gone.
+    """
+    transport = request.transport
+    if transport is None:
+        raise ConnectionResetError("the client is gone")
+    StallWatch(transport, write_stall_s).begin()
+    await response.prepare(request)
+    await response.write_eof()
 
 
-class _StallWatch:
-    """While a client is behind: aborts its connection if it takes nothing for too long, or if it
-    closed its side (a closing transport would first wait for it to read).
+class StallWatch:
+    """While bytes for a client wait in this process: aborts its connection if it takes none of
+    them for too long, or if it closed its side (a closing transport would first wait for it to
+    read).
 
-    A timer, not a task or a timeout around the write: a write that is cancelled has still been
-    sent, and thousands of slow readers may wait at once.
+    A timer, not a task or a timeout around a write: a write that is cancelled has still been sent,
+    thousands of slow readers may wait at once, and what is unsent may outlive its request.
     """
 
-    def __init__(self, transport: asyncio.WriteTransport, stall_s: float) -> None:
+    def __init__(self, transport: asyncio.Transport, stall_s: float) -> None:
         self._transport = transport
         self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
-        self._unsent = transport.get_write_buffer_size()
-        self._since = self._loop.time()
-        self._timer = self._loop.call_later(_WATCH_EVERY_S, self._look)
+        self._timer: asyncio.TimerHandle | None = None
+        self._seen: tuple[int, int] = (0, 0)
+        self._since = 0.0
 
-    def stop(self) -> None:
-        self._timer.cancel()
+    def begin(self) -> None:
+        """Watch until nothing is unsent; does nothing if it does so already."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(_WATCH_EVERY_S, self._look)
+            self._since = self._loop.time()
 
     def _look(self) -> None:
-        now = self._loop.time()
         unsent = self._transport.get_write_buffer_size()
-        if unsent < self._unsent:
-            self._unsent, self._since = unsent, now
+        if not unsent:
+            self._timer = None
+            return
+        now = self._loop.time()
+        seen = (unsent, _bytes_acked(self._transport))
+        if seen != self._seen:
+            self._seen, self._since = seen, now
         if self._transport.is_closing() or now - self._since >= self._stall_s:
+            self._timer = None
             self._transport.abort()
             return
         self._timer = self._loop.call_later(_WATCH_EVERY_S, self._look)
+
+
+def _bytes_acked(transport: asyncio.Transport) -> int:
+    """How much the peer's kernel has taken: it tells of a client that reads a little, long before
+    this process can send more. 0 where the system does not tell.
+    """
+    sock = transport.get_extra_info("socket")
+    if _TCP_INFO is None or not _is_tcp(sock):
+        return 0
+    info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES_ACKED_AT + 8)
+    if len(info) < _BYTES_ACKED_AT + 8:
+        return 0
+    (acked,) = struct.unpack_from("=Q", info, _BYTES_ACKED_AT)
+    return int(acked)
 
 
 def _bound_buffers(transport: asyncio.WriteTransport) -> None:
@@ -123,5 +171,9 @@ def _bound_buffers(transport: asyncio.WriteTransport) -> None:
     transport.set_write_buffer_limits(high=_BUFFER_BYTES_MAX)
     sock = transport.get_extra_info("socket")
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-    if sock is not None and option is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+    if option is not None and _is_tcp(sock):
         sock.setsockopt(socket.IPPROTO_TCP, option, _UNSENT_BYTES_MAX)
+
+
+def _is_tcp(sock: socket.socket | None) -> bool:
+    return sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6)

@@ -1,0 +1,117 @@
+"""The README's commands, run as they stand there (O1.1)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from planes.config_file import load_text
+from tests.support.gateway import free_port
+from tests.support.node import node_binary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A gateway on its built-in defaults, as `scripts/serve` runs it."""
+    port = free_port()
+    command = [sys.executable, "-m", "planes.cli", "serve", "--port", str(port)]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path_factory.mktemp("elsewhere"),
+        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        banner = ""
+        for line in process.stdout:
+            banner += line
+            if "OpenAI SDK" in line:
+                break
+        assert "by local" in banner, f"the local model did not start:\n{banner}"
+        yield f"http://127.0.0.1:{port}"
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.local_model
+def test_curl(base: str) -> None:
+    (curl,) = [block for block in blocks("sh") if block.startswith("curl")]
+    out = run("bash", "-c", curl.replace("http://127.0.0.1:8080", base))
+    assert out.endswith("data: [DONE]\n\n")
+    assert '"provider":"local"' in out
+
+
+@pytest.mark.local_model
+def test_python_sdk(base: str) -> None:
+    (program,) = blocks("python")
+    out = run(sys.executable, "-c", program.replace("http://127.0.0.1:8080", base))
+    assert re.search(r"\n\d+ tokens\n$", out)
+
+
+@pytest.mark.local_model
+@pytest.mark.node
+def test_node_sdk(base: str) -> None:
+    (program,) = blocks("js")
+    script = ROOT / "tests/node/readme.generated.mjs"  # beside its node_modules
+    script.write_text(program.replace("http://127.0.0.1:8080", base))
+    try:
+        assert run(str(node_binary()), str(script)).strip()
+    finally:
+        script.unlink()
+
+
+def test_the_example_configuration_is_right(tmp_path: Path) -> None:
+    (example,) = blocks("yaml")
+    settings = load_text(example, {})
+    assert list(settings.models) == ["fast"]
+    path = tmp_path / "sluicegate.yaml"
+    path.write_text(example)
+    for command in re.findall(r"\.venv/bin/sluicegate (.*)", README):
+        out = run(sys.executable, "-m", "planes.cli", *_with(command, path))
+        assert "fast" in out or "ok" in out
+
+
+def _with(command: str, path: Path) -> list[str]:
+    return [word if word != "sluicegate.yaml" else str(path) for word in command.split()]
+
+
+def test_every_link_leads_somewhere() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        for target in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_every_provider_key_named_is_a_default() -> None:
+    defaults = (ROOT / "planes/defaults.yaml").read_text()
+    named = set(re.findall(r"`([A-Z]+_API_KEY)`", README))
+    assert named
+    assert {name for name in named if f"${{{name}:-}}" not in defaults} == set()
+
+
+def test_what_must_run_is_executable() -> None:
+    for name in ("scripts/serve", "scripts/test", ".ci/run"):
+        assert (ROOT / name).stat().st_mode & 0o100, name
