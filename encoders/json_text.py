@@ -33,6 +33,8 @@ def loads(data: bytes | str) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
+        if isinstance(data, bytes):  # else the library would guess UTF-16, and skip a BOM
+            data = data.decode("utf-8", "surrogatepass")
         try:
             return json.loads(data)
         except RecursionError:
@@ -40,11 +42,18 @@ def loads(data: bytes | str) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Encode JSON compactly as UTF-8; what UTF-8 cannot hold (lone surrogates) is escaped."""
+    """Encode JSON compactly as UTF-8; what UTF-8 cannot hold (lone surrogates) is escaped.
+
+    Raises:
+        ValueError: nested too deeply for either encoder.
+    """
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
-        return json.dumps(value, separators=(",", ":")).encode("ascii")
+        try:
+            return json.dumps(value, separators=(",", ":")).encode("ascii")
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
 
 
 class Member(NamedTuple):
@@ -150,9 +159,10 @@ def edit(
     if anchor is None:
         return b"{" + missing[1:] + b"}"
     out: list[bytes] = [data[: spans[0].start]]
-    for span in keep:
-        if span is not keep[0]:
-            previous = spans[spans.index(span) - 1]
+    for previous, span in zip([None, *spans], spans, strict=False):
+        if span.key in cut:
+            continue
+        if previous is not None and span is not keep[0]:
             out.append(data[previous.end : span.start])  # the comma and spaces as sent
         out.append(data[span.start : span.value_start])
         out.append(values.get(span.key) or data[span.value_start : span.end])

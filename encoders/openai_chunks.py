@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from encoders import openai
 from encoders.json_text import Member, dumps, edit, loads, members
 from encoders.openai_whole import ChunkAggregator
+from encoders.text_counter import TextCounter
 from encoders.usage import TokenUsage, openai_usage
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _MARKS: Final = re.compile(
     rb'"(?:role"\s*:|finish_reason"\s*:\s*"|tool_calls"\s*:\s*\[|usage"\s*:\s*\{|error"\s*:|x_groq")'
 )
+_LF: Final = 0x0A  # between two `data:` lines of one event
 _NONE: Final = frozenset[str]()
 _USAGE: Final = frozenset({"usage"})
 
@@ -78,6 +80,8 @@ class ChunkRewriter:
         self.has_choice = False
         self.error_payload = b""
         self.last_skipped = b""
+        self._counter = TextCounter()
+        self._count = self._counter.add_bytes
         self._expected_choices = choices
         self._include_usage = include_usage
         self._cut_null_usage = usage_is_ours and not include_usage
@@ -92,6 +96,11 @@ class ChunkRewriter:
         self._pre = self._post = b""
         self._stem = self._stem_out = b""  # the tail up to a varying last string, if it has one
         self._frame_bytes = 1 << 62  # nothing fits before a frame is learned
+
+    @property
+    def characters(self) -> int:
+        """Characters of text, reasoning and tool arguments so far (M4.2)."""
+        return self._counter.characters
 
     @property
     def finished(self) -> bool:
@@ -112,8 +121,9 @@ class ChunkRewriter:
         if len(data) > self._frame_bytes and data.startswith(self._head):
             if data.endswith(self._tail):
                 inside = data[len(self._head) : len(data) - len(self._tail)]
-                if inside and not _MARKS.search(inside):
+                if inside and _LF not in inside and not _MARKS.search(inside):
                     out += (self._pre, inside, self._post)
+                    self._count(inside)
                     return Kind.CHUNK
             elif self._stem and self._rewrite_varying(data, out):
                 return Kind.CHUNK
@@ -126,16 +136,19 @@ class ChunkRewriter:
         last = data[at + len(self._stem) : -2]
         if at <= len(self._head) or not data.endswith(b'"}'):
             return False
-        if b'"' in last or b"\\" in last or _MARKS.search(inside):
+        if b'"' in last or b"\\" in last or _LF in data or _MARKS.search(inside):
             return False
         out += (self._pre, inside, self._stem_out, last, b'"}\n\n')
+        self._count(inside)
         return True
 
     def closing(self) -> bytes:
         """What precedes `[DONE]` on a stream that completed: the usage chunk, if asked (M2.4)."""
-        if not self._include_usage or self._raw_usage is None:
+        if not self._include_usage:
             return b""
-        return self._usage_event or openai.usage_chunk(self.identity, self._raw_usage)
+        if self._usage_event is None and self._raw_usage is not None:
+            return openai.usage_chunk(self.identity, self._raw_usage)
+        return self._usage_event or b""
 
     def _rewrite_parsed(self, data: bytes, out: list[bytes]) -> Kind:
         if data.strip() == b"[DONE]":
@@ -144,6 +157,8 @@ class ChunkRewriter:
             data = data.replace(b"\n", b" ")  # as in openai.event
         try:
             chunk = loads(data)
+        except UnicodeDecodeError:  # a stray byte becomes U+FFFD (§9.2.5), as in any decoder
+            return self._rewrite_parsed(data.decode("utf-8", "replace").encode(), out)
         except ValueError as error:
             raise NotAChunk(str(error)) from None
         if not isinstance(chunk, dict):
@@ -158,9 +173,15 @@ class ChunkRewriter:
             return self._skip(data)
         self.identity.seen(chunk)
         spans = members(data)
-        if not choices and reported:
-            self._usage_event = openai.event(self._splice(data, spans))
+        told = isinstance(chunk.get("usage"), dict)
+        if not choices and (reported or told):
+            values = {} if choices == [] else {"choices": b"[]"}
+            if not told:  # it stood in `x_groq` alone
+                values["usage"] = dumps(self._raw_usage)
+            if reported or self._raw_usage is None:
+                self._usage_event = openai.event(self._splice(data, spans, values))
             return Kind.SKIPPED
+        self._counter.add_choices(choices)
         self._emit(data, spans, chunk, out)
         return Kind.CHUNK
 

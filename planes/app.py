@@ -20,7 +20,9 @@ from planes.gateway import GATEWAY, Gateway
 from planes.middleware import observe
 from planes.models import routes as models_routes
 from planes.providers import Providers
+from relay.billing import Billing
 from relay.inflight import InFlight
+from relay.prices import PriceBook
 from relay.slots import Slots
 
 if TYPE_CHECKING:
@@ -50,6 +52,12 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
         router=providers.router(),
         inflight=InFlight(),
         slots=Slots(),
+        billing=Billing(
+            (),
+            PriceBook({}, {}),
+            worker="w",
+            hold_output_tokens=settings.billing.hold_output_tokens,
+        ),
         started=int(time.time()),
     )
 

@@ -1,7 +1,7 @@
-"""Who is calling (M1.1): keys of the configuration, hashed in memory.
+"""Who is calling (M1.1): keys of the configuration and of the store, hashed in memory.
 
-Only SHA-256 digests are kept. What is presented is hashed first and compared with every known
-digest in constant time; the time of a look-up tells nothing but how many keys there are.
+Only SHA-256 digests are kept. What is presented is hashed first, so that no comparison ever sees
+the bytes of a key, and the digest that the table finds is compared once more in constant time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from planes.settings import Key
+    from relay.stores.base import StoredKey
 
 
 class InvalidKey(RelayError):
@@ -43,12 +44,14 @@ class Principal:
         key_id: names the key in logs and rows; not a secret.
         max_concurrent: requests of the org at once, None for no limit.
         comments: whether its /api/v1 streams carry comments (M1.4).
+        trial: its usage is logged but never debited (M4.2).
     """
 
     org: str
     key_id: str
     max_concurrent: int | None
-    comments: bool
+    comments: bool = True
+    trial: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,12 @@ class KeyRing:
     """
 
     def __init__(self, keys: Iterable[Key]) -> None:
-        self._known = [_known(key) for key in keys]
+        self._configured = {known.digest: known for known in map(_configured, keys)}
+        self._stored: dict[bytes, _Known] = {}
+
+    def set_stored(self, keys: Iterable[StoredKey]) -> None:
+        """Replace the keys that come from the store; one of the configuration goes first."""
+        self._stored = {known.digest: known for known in map(_from_store, keys)}
 
     def authenticate(self, headers: Mapping[str, str]) -> Principal:
         """Return the caller of a request with `Authorization: Bearer` or `x-api-key` (M1.1).
@@ -87,23 +95,37 @@ class KeyRing:
         return known.principal
 
     def _find(self, digest: bytes) -> _Known | None:
-        """Compare with every key, found or not."""
-        found = None
-        for known in self._known:
-            if hmac.compare_digest(known.digest, digest):
-                found = known
-        return found
+        known = self._configured.get(digest) or self._stored.get(digest)
+        if known is None or not hmac.compare_digest(known.digest, digest):
+            return None
+        return known
 
 
-def _known(key: Key) -> _Known:
+def key_id_of(digest: bytes) -> str:
+    """Return the name of a key for logs and rows."""
+    return f"key_{digest.hex()[:12]}"
+
+
+def _configured(key: Key) -> _Known:
     digest = _digest(key.key.get_secret_value())
     principal = Principal(
         org=key.org,
-        key_id=f"key_{digest.hex()[:12]}",
+        key_id=key_id_of(digest),
         max_concurrent=key.max_concurrent,
         comments=key.comments,
+        trial=key.trial,
     )
     return _Known(digest=digest, principal=principal, status=key.status)
+
+
+def _from_store(key: StoredKey) -> _Known:
+    principal = Principal(
+        org=key.org.id,
+        key_id=key.id,
+        max_concurrent=key.org.max_concurrent,
+        trial=key.org.trial,
+    )
+    return _Known(digest=key.digest, principal=principal, status=key.status)
 
 
 def _presented(headers: Mapping[str, str]) -> str | None:

@@ -10,6 +10,7 @@ from aiohttp import web
 if TYPE_CHECKING:
     from planes.auth import KeyRing
     from planes.settings import Settings
+    from relay.billing import Billing
     from relay.inflight import InFlight
     from relay.record import RequestRecord
     from relay.routing import Router
@@ -30,6 +31,7 @@ class Gateway:
     router: Router
     inflight: InFlight
     slots: Slots
+    billing: Billing
     started: int
     ready: bool = False
 

@@ -8,11 +8,12 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 
 from planes.errors import PayloadTooLarge, response_for, response_for_fault, response_for_http
 from planes.gateway import GATEWAY, RECORD
-from relay.errors import RelayError
+from relay.errors import ClientGone, GatewayFault, RelayError
+from relay.lifecycle import Outcome
 from relay.record import RequestRecord
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger("sluicegate")
 
 _QUIET: Final = frozenset({"/health", "/ready"})  # probed every few seconds
-CLIENT_GONE_STATUS: Final = 499
 
 
 @web.middleware
@@ -39,10 +39,13 @@ async def observe(
     record = request[RECORD] = RequestRecord(
         request_id=f"req_{secrets.token_hex(12)}", started=time.monotonic()
     )
-    status = CLIENT_GONE_STATUS
+    status = 500
     try:
         response = await _guarded(request, handler, record)
         status = response.status
+    except (asyncio.CancelledError, ConnectionError):
+        status = _status_of_the_gone(record)
+        raise
     finally:
         _write_line(request, record, status)
     if not response.prepared:
@@ -56,7 +59,10 @@ async def _guarded(
     record: RequestRecord,
 ) -> web.StreamResponse:
     try:
-        return await handler(request)
+        response = await handler(request)
+        if isinstance(record.error, GatewayFault):
+            _log_fault(request, record, record.error.__cause__)
+        return response
     except RelayError as error:
         record.error = record.error or error
         return _refusal(request, error, record)
@@ -64,9 +70,24 @@ async def _guarded(
         return response_for_http(error, request, record.request_id)
     except ConnectionError:
         raise  # aiohttp ends the connection
-    except Exception:  # the last border: whatever it was, the client gets an answer
-        log.exception("fault", request_id=record.request_id, path=request.path)
+    except Exception as bug:  # the last border: whatever it was, the client gets an answer
+        _log_fault(request, record, bug)
+        if request.writer.output_size:
+            raise ConnectionError("a response has begun already") from bug
         return response_for_fault(record.request_id)
+
+
+def _log_fault(request: web.Request, record: RequestRecord, bug: BaseException | None) -> None:
+    log.error("fault", request_id=record.request_id, path=request.path, exc_info=bug)
+
+
+def _status_of_the_gone(record: RequestRecord) -> int:
+    """Tell a client that left (or a request that was ended with the process) from one that had its
+    whole answer already and only closed the connection before we were done with it.
+    """
+    if record.error is None and record.outcome is not Outcome.COMPLETED:
+        record.error = ClientGone("the client closed the connection")
+    return record.error.status if record.error is not None else 200
 
 
 def _refusal(request: web.Request, error: RelayError, record: RequestRecord) -> web.Response:
@@ -110,14 +131,16 @@ async def expect_continue(request: web.Request) -> web.StreamResponse | None:
 
     aiohttp calls this before any middleware, so a refusal passes through `observe` here.
     """
-    if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
-        raise web.HTTPExpectationFailed
+    if request.version < HttpVersion11:  # RFC 9110 §10.1.1: it knows no interim answers
+        return None
     try:
+        if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
+            raise web.HTTPExpectationFailed
         admit(request)
         gateway: Gateway = request.app[GATEWAY]
         with gateway.inflight.request():
             pass
-    except RelayError as error:
+    except (RelayError, web.HTTPException) as error:
         refused = error
 
         async def refuse(_: web.Request) -> web.StreamResponse:
@@ -125,6 +148,7 @@ async def expect_continue(request: web.Request) -> web.StreamResponse | None:
 
         return await observe(request, refuse)
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # of the answer, which has not begun
     return None
 
 

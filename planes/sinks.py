@@ -14,7 +14,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Final
 
-from aiohttp.http import StreamWriter
+from aiohttp.http import HttpVersion11, StreamWriter
 from aiohttp_sse import EventSourceResponse
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ _UNSENT_BYTES_MAX: Final = 32 * 1024
 _WATCH_EVERY_S: Final = 0.1
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
-_BYTES_ACKED_AT: Final = 120  # of tcpi_bytes_acked in Linux's struct tcp_info
+# Where tcpi_unacked (segments), tcpi_bytes_acked and tcpi_notsent_bytes stand in Linux's tcp_info.
+_UNACKED_AT, _ACKED_AT, _NOTSENT_AT = 24, 120, 144
 
 
 class SseSink:
@@ -53,7 +54,9 @@ class SseSink:
         headers["Cache-Control"] = "no-cache, no-transform"
         headers["X-Accel-Buffering"] = "no"
         headers["x-request-id"] = request_id
-        del headers["Connection"]  # aiohttp knows better: a client may speak HTTP/1.0
+        del headers["Connection"]  # aiohttp knows better
+        if request.version < HttpVersion11:  # without chunks only the connection's end is an end
+            self.response.force_close()
 
     @property
     def committed(self) -> bool:
@@ -76,6 +79,7 @@ class SseSink:
         assert self._watch is not None
         # Without its own drain, which nobody would watch.
         await self._writer.write(data, drain=False)
+        del data  # it waits in the transport, not here too
         self._watch.begin()
         if self._request.protocol.writing_paused:
             # Shielded, as aiohttp fails every later drain once one was cancelled, and the end of
@@ -94,9 +98,7 @@ class SseSink:
             self.response.stop_streaming()
 
 
-async def send_whole(
-    request: web.Request, response: web.Response, *, write_stall_s: float
-) -> None:
+async def send_whole(request: web.Request, response: web.Response, *, write_stall_s: float) -> None:
     """Send a response that is complete.
 
     Args:
@@ -114,8 +116,8 @@ async def send_whole(
 
 
 class StallWatch:
-    """While bytes for a client wait in this process: aborts its connection if it takes none of
-    them for too long, or if it closed its side (a closing transport would first wait for it to
+    """While bytes for a client wait, here or in the kernel: aborts its connection if it takes none
+    of them for too long, or if it closed its side (a closing transport would first wait for it to
     read).
 
     A timer, not a task or a timeout around a write: a write that is cancelled has still been sent,
@@ -127,43 +129,52 @@ class StallWatch:
         self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._seen: tuple[int, int] = (0, 0)
         self._since = 0.0
+        self._unsent = 0
+        self._acked = 0
 
     def begin(self) -> None:
-        """Watch until nothing is unsent; does nothing if it does so already."""
+        """Watch until nothing waits; does nothing if it does so already."""
         if self._timer is None:
-            self._timer = self._loop.call_later(_WATCH_EVERY_S, self._look)
             self._since = self._loop.time()
+            self._timer = self._loop.call_later(_WATCH_EVERY_S, self._look)
 
     def _look(self) -> None:
+        self._timer = None
         unsent = self._transport.get_write_buffer_size()
-        if not unsent:
-            self._timer = None
+        if self._transport.is_closing():  # its socket may be another's by now
+            if unsent:
+                self._transport.abort()
+            return
+        acked, in_kernel = _taken_and_waiting(self._transport)
+        if not unsent and not in_kernel:
             return
         now = self._loop.time()
-        seen = (unsent, _bytes_acked(self._transport))
-        if seen != self._seen:
-            self._seen, self._since = seen, now
-        if self._transport.is_closing() or now - self._since >= self._stall_s:
-            self._timer = None
+        if acked > self._acked or unsent < self._unsent:
+            self._since = now
+        self._acked, self._unsent = acked, unsent
+        if now - self._since >= self._stall_s:
             self._transport.abort()
-            return
-        self._timer = self._loop.call_later(_WATCH_EVERY_S, self._look)
+        else:
+            self._timer = self._loop.call_later(_WATCH_EVERY_S, self._look)
 
 
-def _bytes_acked(transport: asyncio.Transport) -> int:
-    """How much the peer's kernel has taken: it tells of a client that reads a little, long before
-    this process can send more. 0 where the system does not tell.
+def _taken_and_waiting(transport: asyncio.Transport) -> tuple[int, bool]:
+    """How many bytes the client's kernel has taken, and whether ours still holds any.
+
+    It tells of a client that reads a little, long before this process can send more. 0 and False
+    where the system does not tell.
     """
     sock = transport.get_extra_info("socket")
     if _TCP_INFO is None or not _is_tcp(sock):
-        return 0
-    info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES_ACKED_AT + 8)
-    if len(info) < _BYTES_ACKED_AT + 8:
-        return 0
-    (acked,) = struct.unpack_from("=Q", info, _BYTES_ACKED_AT)
-    return int(acked)
+        return 0, False
+    info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _NOTSENT_AT + 4)
+    if len(info) < _NOTSENT_AT + 4:
+        return 0, False
+    (unacked,) = struct.unpack_from("=I", info, _UNACKED_AT)
+    (acked,) = struct.unpack_from("=Q", info, _ACKED_AT)
+    (unsent,) = struct.unpack_from("=I", info, _NOTSENT_AT)
+    return acked, bool(unacked or unsent)
 
 
 def _bound_buffers(transport: asyncio.WriteTransport) -> None:

@@ -12,7 +12,7 @@ from encoders.json_text import loads
 from encoders.openai_whole import whole_to_chunks
 from relay.errors import RelayError, UpstreamError, UpstreamProtocolError, UpstreamTruncated
 from relay.record import Attempt, RequestRecord
-from relay.refusals import error_in_success, refusal
+from relay.refusals import error_in_success, excerpt, refusal
 from relay.request import RelayRequest, upstream_request
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 WHOLE_REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 ERROR_BODY_BYTES_MAX: Final = 64 * 1024
 ERROR_BODY_WAIT_S: Final = 10.0
+_RAW_BYTES_MAX: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ async def open_first(
     """
     for position, candidate in enumerate(candidates):
         record.provider = candidate.provider.name
+        record.upstream_model = candidate.model
         started = time.monotonic()
         error: RelayError | None = None
         try:
@@ -91,7 +93,7 @@ async def _attempt(candidate: Candidate, request: RelayRequest) -> Opened:
         kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
         if not asked.stream:
             return Opened(candidate=candidate, reply=reply, whole=True)
-        if kind == "application/json":
+        if kind == "application/json" or kind.endswith("+json"):
             reply = await _stream_of_whole(candidate, reply)
         elif kind.startswith("text/") and kind not in ("text/event-stream", "text/plain"):
             raise UpstreamProtocolError(f"{candidate.provider.name} answered with {kind}")
@@ -141,7 +143,7 @@ async def read_whole(candidate: Candidate, reply: UpstreamReply) -> bytes:
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict) or not isinstance(parsed.get("choices"), list):
-        raw = provider.redactor.data(whole[:500]).decode("utf-8", "replace")
+        raw = excerpt(whole, provider.redactor, _RAW_BYTES_MAX)
         raise UpstreamProtocolError(f"{provider.name} sent no chat completion", raw=raw)
     return whole
 

@@ -7,6 +7,7 @@
     ├── GatewayDraining       503 gateway_shutdown     (before the first byte, M3.6)
     ├── GatewayShutdown       in-band gateway_shutdown (after it)
     ├── ClientGone            499 client_abort         (never rendered)
+    ├── GatewayFault          500 internal_error       (a bug of ours, after the first byte)
     └── UpstreamError         502 upstream_error
         ├── UpstreamRefused         the provider's own 4xx, status and code kept (M1.2)
         ├── ProviderCredentials     502 provider_credentials
@@ -99,6 +100,10 @@ class ClientGone(RelayError):
     status = 499
     code = "client_abort"
     stream_input = StreamInput.CLIENT_GONE
+
+
+class GatewayFault(RelayError):
+    """A bug of ours after the first byte: it too ends in-band (M2.1). `__cause__` is the bug."""
 
 
 class UpstreamError(RelayError):

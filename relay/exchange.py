@@ -13,16 +13,19 @@ import asyncio
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from encoders import openai
 from encoders.json_text import loads
 from encoders.openai_chunks import ChunkCollector, ChunkRewriter
 from encoders.openai_whole import rewrite_whole
+from encoders.text_counter import TextCounter
 from encoders.usage import openai_usage
+from relay import meter
 from relay.attempts import WHOLE_REPLY_BYTES_MAX, Opened, open_first, read_whole
+from relay.billing import Billing, InsufficientCredits
 from relay.comments import CommentedReply, tick_while_waiting
-from relay.errors import ClientGone, RelayError
+from relay.errors import ClientGone, GatewayFault, RelayError
 from relay.lifecycle import Lifecycle, Outcome, StreamInput
 from relay.pump import Discard, Sink, pump
 from relay.request import asks_usage
@@ -30,7 +33,10 @@ from relay.stream import StreamRelay, in_band_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
+    from contextlib import AbstractContextManager
 
+    from encoders.usage import TokenUsage
+    from relay.billing import OpenHold
     from relay.inflight import InFlight
     from relay.record import RequestRecord
     from relay.request import RelayRequest
@@ -54,6 +60,8 @@ class Exchange:
     Args:
         request: what the client asks. candidates: who may serve it, in order.
         record: filled as the request runs. inflight: whose drain interrupts it.
+        billing: places its hold and settles it, once. trial: it is never debited.
+        slot: entered before anything is dialled, left when the client has its end (M1.2).
     """
 
     def __init__(
@@ -62,11 +70,20 @@ class Exchange:
         candidates: tuple[Candidate, ...],
         record: RequestRecord,
         inflight: InFlight,
+        slot: AbstractContextManager[None],
+        billing: Billing,
+        *,
+        trial: bool,
     ) -> None:
         self._request = request
         self._candidates = candidates
         self._record = record
         self._inflight = inflight
+        self._billing = billing
+        self._trial = trial
+        self._hold: OpenHold | None = None
+        self._dialled = False
+        self._slot = slot
         self._lifecycle = Lifecycle()
         self._opened: Opened | None = None
         self._relay: StreamRelay | None = None
@@ -80,6 +97,25 @@ class Exchange:
             RelayError: it failed before the sink was committed; nothing was sent.
             ConnectionError, CancelledError: the client is gone, or the gateway stops.
         """
+        with self._aborting():
+            with self._slot:
+                await self._stream_to_its_end(sink, comments)
+                await sink.finish()
+            await self._release()
+
+    async def whole(self, respond: Callable[[bytes], Awaitable[None]]) -> None:
+        """Serve a plain request; `respond` sends the body of the reply (M1.1).
+
+        Raises:
+            RelayError: it failed.
+            CancelledError: the client is gone, or the gateway stops.
+        """
+        with self._aborting():
+            with self._slot:
+                await respond(await self._whole_to_its_end())
+            await self._release()
+
+    async def _stream_to_its_end(self, sink: Sink, comments: CommentPolicy | None) -> None:
         with self._settled():
             try:
                 async with self._inflight.interruptible():
@@ -90,27 +126,21 @@ class Exchange:
                     raise
                 if ending:
                     await sink.write(ending)
-        with self._aborting():
-            await sink.finish()
-            await self._release()
+            except ConnectionError:
+                raise
+            except Exception as bug:  # the middleware tells of it
+                if not sink.committed:
+                    raise
+                await sink.write(self._end(_fault(bug)))
 
-    async def whole(self, respond: Callable[[bytes], Awaitable[None]]) -> None:
-        """Serve a plain request; `respond` sends the body of the reply (M1.1).
-
-        Raises:
-            RelayError: it failed.
-            CancelledError: the client is gone, or the gateway stops.
-        """
+    async def _whole_to_its_end(self) -> bytes:
         with self._settled():
             try:
                 async with self._inflight.interruptible():
-                    body = await self._whole()
+                    return await self._whole()
             except RelayError as error:
                 self._end(error)
                 raise
-        with self._aborting():
-            await respond(body)
-            await self._release()
 
     @contextmanager
     def _settled(self) -> Iterator[None]:
@@ -124,19 +154,31 @@ class Exchange:
         except (asyncio.CancelledError, ConnectionError):
             self._end(ClientGone("the client closed the connection"))
             raise
+        except RelayError:
+            raise  # told already
+        except Exception as bug:
+            self._end(_fault(bug))
+            raise
         finally:
-            record = self._record
-            record.outcome = self._lifecycle.outcome
-            if self._relay is not None:
-                record.error = self._relay.error or record.error
-                record.usage = self._relay.usage
-            if self._opened is not None and record.outcome is not Outcome.COMPLETED:
-                self._opened.abort()
+            self._settle()
+
+    def _settle(self) -> None:
+        """Fill the record, free the upstream, settle or release the hold. Once, on every path."""
+        record, outcome = self._record, self._lifecycle.outcome
+        assert outcome is not None, "every path out of a request closes its life"
+        record.outcome = outcome
+        if self._relay is not None:
+            record.error = self._relay.error or record.error
+            record.usage = self._relay.usage
+        if self._opened is not None and outcome is not Outcome.COMPLETED:
+            self._opened.abort()
+        if self._hold is not None:
+            self._billing.close(self._hold, outcome, dialled=self._dialled)
 
     async def _release(self) -> None:
         """Give the upstream connection of a completed request back, or close it.
 
-        Comes after the client's end was sent: nobody waits for it.
+        Comes after the client's end was sent and its slot was freed: nobody waits for it.
         """
         if self._opened is not None:
             await self._opened.reply.release()
@@ -171,13 +213,19 @@ class Exchange:
 
     async def _open(self) -> Opened:
         self._lifecycle.advance(StreamInput.DIAL)
+        self._dialled = True
         return await open_first(self._candidates, self._request, self._record)
 
     async def _stream(self, sink: Sink, comments: CommentPolicy | None) -> None:
-        async def comment() -> None:
+        async def commit() -> None:
             await sink.commit()
+            self._record.streamed = True
+
+        async def comment() -> None:
+            await commit()
             await sink.write(openai.PROCESSING)
 
+        await self._place_hold()
         if comments is None:
             opened = self._opened = await self._open()
         else:
@@ -197,17 +245,28 @@ class Exchange:
             if not sink.committed:
                 await comment()
             reply = CommentedReply(reply, comment, comments.every_s)
-        await sink.commit()
+        await commit()
         await pump(reply, relay, sink, self._note_first_byte)
 
+    async def _place_hold(self) -> None:
+        hold = self._hold = self._billing.prepare(
+            self._request, self._candidates, self._record, trial=self._trial
+        )
+        try:
+            await self._billing.authorize(hold)
+        except InsufficientCredits:
+            self._hold = None
+            raise
+
     async def _whole(self) -> bytes:
+        await self._place_hold()
         opened = self._opened = await self._open()
         self._lifecycle.advance(StreamInput.HEADERS)
         candidate = opened.candidate
         if opened.whole:
             body = await read_whole(candidate, opened.reply)
             self._lifecycle.advance(StreamInput.TERMINAL)
-            self._record.usage = openai_usage(loads(body).get("usage"))
+            self._read_whole(loads(body))
             slug, provider = self._request.slug, candidate.provider.name
             return rewrite_whole(body, model=slug, provider=provider)
         collector = ChunkCollector(
@@ -219,6 +278,19 @@ class Exchange:
             raise relay.error
         return collector.result()
 
+    def _read_whole(self, reply: dict[str, Any]) -> None:
+        """Note what a whole reply used."""
+        usage = self._record.usage = openai_usage(reply.get("usage"))
+        counter = TextCounter()
+        counter.add_choices(reply.get("choices"))
+        self._meter(lambda: (usage, counter.characters))
+
+    def _meter(self, used: Callable[[], tuple[TokenUsage | None, int]]) -> None:
+        """From here on the hold can be read: usage as reported, and characters that came out."""
+        if self._hold is not None:
+            prompt = self._hold.hold.prompt_tokens
+            self._hold.read = lambda: meter.read(*used(), prompt)
+
     def _relay_with(self, rewriter: ChunkRewriter, candidate: Candidate) -> StreamRelay:
         self._relay = StreamRelay(
             rewriter=rewriter,
@@ -226,7 +298,14 @@ class Exchange:
             redactor=candidate.provider.redactor,
             max_event_bytes=candidate.provider.max_event_bytes,
         )
+        self._meter(lambda: (rewriter.usage, rewriter.characters))
         return self._relay
 
     def _note_first_byte(self) -> None:
         self._record.first_byte = time.monotonic()
+
+
+def _fault(bug: Exception) -> GatewayFault:
+    fault = GatewayFault("the gateway failed; its operator can see why")
+    fault.__cause__ = bug
+    return fault

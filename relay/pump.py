@@ -74,17 +74,20 @@ async def pump(
 
     Args:
         on_first_frames: called once, when the first bytes for the client are there.
-        finish_grace_s: how long an upstream may be silent once the answer is complete.
+        finish_grace_s: how long an upstream may take to end once the answer is complete.
 
     Raises:
         ConnectionError: the client is gone.
         CancelledError: the client is gone, or the gateway stops.
     """
     first = True
+    finish_at: float | None = None
     while not relay.closed:
         try:
             if relay.finishing:
-                data = await _read_the_rest(reply, finish_grace_s)
+                if finish_at is None:
+                    finish_at = asyncio.get_running_loop().time() + finish_grace_s
+                data = await _read_the_rest(reply, finish_at)
             else:
                 data = await reply.read()
         except UpstreamError as error:
@@ -95,13 +98,17 @@ async def pump(
             if first:
                 first = False
                 on_first_frames()
-            await sink.write(frames)
+            writing = sink.write(frames)
+            data = frames = b""  # what is not sent waits in the transport, not here too (M3.5)
+            await writing
 
 
-async def _read_the_rest(reply: UpstreamReply, grace_s: float) -> bytes:
-    """The answer is complete; an upstream that now goes silent has ended."""
+async def _read_the_rest(reply: UpstreamReply, until: float) -> bytes:
+    """The answer is complete; an upstream that does not end by `until` (loop time) has ended:
+    neither silence nor comments keep the client waiting.
+    """
     try:
-        async with asyncio.timeout(grace_s):
+        async with asyncio.timeout_at(until):
             return await reply.read()
     except TimeoutError:
         return b""

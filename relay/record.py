@@ -28,7 +28,12 @@ class Attempt:
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """Filled while a request runs; read once at its end. Times are of the monotonic clock."""
+    """Filled while a request runs; read once at its end. Times are of the monotonic clock.
+
+    Attributes:
+        model: the slug. provider, upstream_model: the candidate that was tried last.
+        stream: whether a stream was asked for. streamed: whether the client got its status line.
+    """
 
     request_id: str
     started: float
@@ -36,12 +41,21 @@ class RequestRecord:
     key_id: str | None = None
     model: str | None = None
     provider: str | None = None
+    upstream_model: str | None = None
     stream: bool = False
+    streamed: bool = False
     attempts: list[Attempt] = field(default_factory=list)
     first_byte: float | None = None
     usage: TokenUsage | None = None
     outcome: Outcome | None = None
     error: RelayError | None = None
+
+    def attempt_lines(self) -> list[str]:
+        """Return the candidates that were tried, in order, for people to read."""
+        return [
+            f"{a.provider}/{a.model}: {a.error_code or 'ok'} {a.duration_ms:.0f} ms"
+            for a in self.attempts
+        ]
 
     def fields(self, now: float) -> dict[str, Any]:
         """Return the fields of the log line; absent ones are left out."""
@@ -56,11 +70,7 @@ class RequestRecord:
             "outcome": str(self.outcome) if self.outcome else None,
             "error_code": self.error.code if self.error else None,
             "error": self.error.message if self.error else None,
-            "attempts": [
-                f"{a.provider}/{a.model}: {a.error_code or 'ok'} {a.duration_ms:.0f} ms"
-                for a in self.attempts
-            ]
-            or None,
+            "attempts": self.attempt_lines() or None,
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "completion_tokens": usage.completion_tokens if usage else None,
             "ttft_ms": round((self.first_byte - self.started) * 1000, 1)

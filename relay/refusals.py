@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders.json_text import loads
-from encoders.openai_whole import error_of
+from encoders.openai_whole import ErrorBody, error_of
 from relay.errors import (
     ProviderCredentials,
     UpstreamError,
@@ -42,10 +42,8 @@ def refusal(
         headers: case-insensitive or lower-case. body: as far as it was read.
         now: Unix seconds.
     """
-    parsed, raw = _parse(body)
-    error = error_of(parsed)
-    raw = redactor.value(raw)
-    said = redactor.text(error.message) if error else ""
+    error, raw = _read(body, redactor)
+    said = error.message if error else ""
     if status in _CLIENT_FAULT:
         return UpstreamRefused(
             said or f"{provider} refused the request with status {status}",
@@ -72,31 +70,40 @@ def refusal(
 
 def error_in_success(provider: str, body: bytes, *, redactor: Redactor) -> UpstreamError | None:
     """Return the error that a 200 with a JSON body carries, None if it carries none (M3.2)."""
-    parsed, raw = _parse(body)
-    error = error_of(parsed)
+    try:
+        if error_of(loads(body)) is None:
+            return None
+    except ValueError:
+        return None
+    error, raw = _read(body, redactor)
     if error is None:
         return None
     if error.status is not None:  # the status that this reply should have had
         return refusal(provider, error.status, {}, body, redactor=redactor, now=0.0)
-    message = redactor.text(error.message)
-    return UpstreamError(f"{provider} failed: {message}", raw=redactor.value(raw))
+    return UpstreamError(f"{provider} failed: {error.message}", raw=raw)
 
 
 def error_in_stream(provider: str, data: bytes, *, redactor: Redactor) -> UpstreamError:
-    """Return the error that an error event of a stream carries (M3.4)."""
-    error = error_in_success(provider, data, redactor=redactor)
-    if error is not None:
-        return error
-    _, raw = _parse(data)
-    return UpstreamError(f"{provider} sent an error event", raw=redactor.value(raw))
+    """Return the error that an error event of a stream carries; after the first byte its code is
+    `upstream_error`, whatever status the provider means by it (M3.4).
+    """
+    error, raw = _read(data, redactor)
+    message = f"{provider} failed: {error.message}" if error else f"{provider} sent an error event"
+    return UpstreamError(message, raw=raw)
 
 
-def _parse(body: bytes) -> tuple[Any, Any]:
-    """Return the parsed body (None if it is not JSON) and what may stand in `metadata.raw`."""
+def _read(body: bytes, redactor: Redactor) -> tuple[ErrorBody | None, Any]:
+    """Return the error in `body`, if there is one, and what may stand in `metadata.raw`; both
+    without our secrets.
+    """
     try:
-        parsed = loads(body)
-    except ValueError:
-        return None, body[:_RAW_BYTES_MAX].decode("utf-8", "replace") or None
-    if len(body) > _RAW_BYTES_MAX:
-        return parsed, body[:_RAW_BYTES_MAX].decode("utf-8", "replace")
-    return parsed, parsed
+        parsed = redactor.value(loads(body))
+    except (ValueError, RecursionError):
+        return None, excerpt(body, redactor, _RAW_BYTES_MAX) or None
+    raw = parsed if len(body) <= _RAW_BYTES_MAX else excerpt(body, redactor, _RAW_BYTES_MAX)
+    return error_of(parsed), raw
+
+
+def excerpt(data: bytes, redactor: Redactor, size: int) -> str:
+    """Return the beginning of what a provider sent, without our secrets."""
+    return redactor.data(data)[:size].decode("utf-8", "replace")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from encoders import openai
 from encoders.json_text import loads
-from encoders.openai_chunks import ChunkRewriter, Kind, NotAChunk, ReplyTooLarge
+from encoders.openai_chunks import ChunkRewriter, Kind, ReplyTooLarge
 from encoders.sse import SseDecoder, SseEvent, SseEventTooLarge
 from relay.errors import (
     EventTooLarge,
@@ -20,7 +20,7 @@ from relay.errors import (
     UpstreamTruncated,
 )
 from relay.lifecycle import Lifecycle, Outcome, StreamInput, StreamState
-from relay.refusals import error_in_stream
+from relay.refusals import error_in_stream, excerpt
 
 if TYPE_CHECKING:
     from encoders.usage import TokenUsage
@@ -137,7 +137,7 @@ class StreamRelay:
         for event in events:
             try:
                 kind = rewrite(event.data, out)
-            except (NotAChunk, ReplyTooLarge) as error:
+            except ValueError as error:  # also JSON that no encoder takes
                 out.append(self.fail(self._protocol_error(error, event.data)))
                 return
             if kind is Kind.CHUNK and not event.event:
@@ -168,16 +168,15 @@ class StreamRelay:
         out.append(openai.event(payload) + openai.DONE)
 
     def _empty(self) -> UpstreamProtocolError:
-        raw = self._redactor.data(self._rewriter.last_skipped)[:_RAW_MAX]
+        raw = excerpt(self._rewriter.last_skipped, self._redactor, _RAW_MAX)
         return UpstreamProtocolError(
-            f"{self._provider} sent a stream without an answer",
-            raw=raw.decode("utf-8", "replace") or None,
+            f"{self._provider} sent a stream without an answer", raw=raw or None
         )
 
     def _protocol_error(self, error: ValueError, data: bytes) -> UpstreamProtocolError:
         if isinstance(error, ReplyTooLarge):
             return UpstreamProtocolError(f"{self._provider}: {error}")
-        raw = self._redactor.data(data)[:_RAW_MAX].decode("utf-8", "replace")
+        raw = excerpt(data, self._redactor, _RAW_MAX)
         return UpstreamProtocolError(f"{self._provider} sent an event that is not JSON", raw=raw)
 
 

@@ -12,7 +12,7 @@ from encoders.json_text import dumps
 from planes.gateway import GATEWAY, RECORD
 from planes.middleware import admit, expect_continue, read_body
 from planes.models.schemas import parse
-from planes.sinks import SseSink
+from planes.sinks import SseSink, send_whole
 from relay.errors import ModelNotFound
 from relay.exchange import CommentPolicy, Exchange
 
@@ -34,8 +34,8 @@ def add_routes(app: web.Application) -> None:
             partial(chat_completions, comments=comments),
             expect_handler=expect_continue,
         )
-        app.router.add_get(f"{base}/models", list_models)
-        app.router.add_get(f"{base}/models/{{slug:.+}}", get_model)
+        app.router.add_get(f"{base}/models", list_models, expect_handler=expect_continue)
+        app.router.add_get(f"{base}/models/{{slug:.+}}", get_model, expect_handler=expect_continue)
 
 
 async def chat_completions(request: web.Request, *, comments: bool) -> web.StreamResponse:
@@ -47,16 +47,25 @@ async def chat_completions(request: web.Request, *, comments: bool) -> web.Strea
     gateway = request.app[GATEWAY]
     with gateway.inflight.request():
         principal = admit(request)
-        body = await read_body(request, limit_s=_BODY_LIMIT_S)
+        async with gateway.inflight.interruptible():
+            body = await read_body(request, limit_s=_BODY_LIMIT_S)
         record = request[RECORD]
         chat = parse(body, request_id=record.request_id, created=int(time.time()))
         candidates = gateway.router.resolve(chat.slug)
-        with gateway.slots.hold(principal.org, chat.request_id, principal.max_concurrent):
-            exchange = Exchange(chat, candidates, record, gateway.inflight)
-            if chat.stream:
-                policy = CommentPolicy() if comments else None
-                return await _stream(request, exchange, chat, _allowed(policy, request, principal))
-            return await _whole(request, exchange)
+        slot = gateway.slots.hold(principal.org, chat.request_id, principal.max_concurrent)
+        exchange = Exchange(
+            chat,
+            candidates,
+            record,
+            gateway.inflight,
+            slot,
+            gateway.billing,
+            trial=principal.trial,
+        )
+        if chat.stream:
+            policy = CommentPolicy() if comments else None
+            return await _stream(request, exchange, chat, _allowed(policy, request, principal))
+        return await _whole(request, exchange)
 
 
 def _allowed(
@@ -82,11 +91,11 @@ async def _stream(
 async def _whole(request: web.Request, exchange: Exchange) -> web.StreamResponse:
     response = web.Response(content_type="application/json")
     response.headers["x-request-id"] = request[RECORD].request_id
+    stall_s = request.app[GATEWAY].settings.server.write_stall_s
 
     async def respond(body: bytes) -> None:
         response.body = body
-        await response.prepare(request)
-        await response.write_eof()
+        await send_whole(request, response, write_stall_s=stall_s)
 
     await exchange.whole(respond)
     return response

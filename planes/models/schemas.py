@@ -7,7 +7,7 @@ passed on as it came.
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 from planes.errors import InvalidJson
 from relay.errors import BadRequest
 from relay.request import RelayRequest
+
+# It is encoded again for the upstream: deeper documents are no work for an encoder, nor any use.
+NESTING_MAX: Final = 200
 
 
 class StreamOptions(BaseModel):
@@ -50,6 +53,8 @@ def parse(body: bytes, *, request_id: str, created: int) -> RelayRequest:
     document = _load(body)
     if not isinstance(document, dict):
         raise BadRequest("the request body must be a JSON object")
+    if _is_nested_deeper(document, NESTING_MAX):
+        raise BadRequest(f"the request body is nested more than {NESTING_MAX} levels deep")
     try:
         chat = ChatRequest.model_validate(document)
     except ValidationError as error:
@@ -68,7 +73,7 @@ def parse(body: bytes, *, request_id: str, created: int) -> RelayRequest:
 
 def _load(body: bytes) -> Any:
     if not body.strip():
-        raise InvalidJson("the request body is empty; it must be a JSON object")
+        raise InvalidJson("the request body is empty (line 1, column 1); it must be a JSON object")
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -79,6 +84,20 @@ def _load(body: bytes) -> Any:
                 f"the request body is not valid JSON: {error.msg} "
                 f"(line {error.lineno}, column {error.colno})"
             ) from None
+
+
+def _is_nested_deeper(document: Any, limit: int) -> bool:
+    level = [document]
+    for _ in range(limit):
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _no_constant(word: str) -> NoReturn:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
@@ -19,13 +20,20 @@ from encoders.json_text import dumps
 from relay.errors import UpstreamTimeout, UpstreamTruncated, UpstreamUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+    from aiohttp.connector import Connection
+    from aiohttp.tracing import Trace
 
     from relay.upstreams.base import UpstreamRequest
 
-READ_BYTES_MAX: Final = 64 * 1024
+READ_BYTES_MAX: Final = 32 * 1024
 _RELEASE_WAIT_S: Final = 0.1
-_RECEIVE_BUFFER_BYTES: Final = 128 * 1024
+# aiohttp stops reading at twice this; one read of the socket may come on top.
+_BUFFER_BYTES_MAX: Final = 16 * 1024
+_RECEIVE_BUFFER_BYTES: Final = 48 * 1024  # Linux doubles it
+
+_dialled: ContextVar[list[asyncio.Transport]] = ContextVar("dialled")
 
 
 class HttpUpstream:
@@ -72,10 +80,10 @@ class HttpUpstream:
     async def start(self) -> None:
         """Make the connection pool; there is nothing to reach yet."""
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, socket_factory=_upstream_socket),
+            connector=_Connector(limit=0, socket_factory=_upstream_socket),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=READ_BYTES_MAX,
+            read_bufsize=_BUFFER_BYTES_MAX,
         )
 
     async def open(self, request: UpstreamRequest) -> HttpReply:
@@ -84,12 +92,13 @@ class HttpUpstream:
         accept = "text/event-stream" if request.stream else "application/json"
         try:
             async with asyncio.timeout(self._header_timeout_s):
-                response = await self._session.post(
-                    f"{base_url}/chat/completions",
-                    data=dumps(request.body),
-                    headers={**self._headers, "Accept": accept},
-                    allow_redirects=False,
-                )
+                with _aborted_if_it_fails():
+                    response = await self._session.post(
+                        f"{base_url}/chat/completions",
+                        data=dumps(request.body),
+                        headers={**self._headers, "Accept": accept},
+                        allow_redirects=False,
+                    )
         except aiohttp.ConnectionTimeoutError:
             raise UpstreamUnavailable(
                 f"{self._name}: no connection within {self._connect_timeout_s:g} s"
@@ -116,13 +125,19 @@ class HttpUpstream:
 class HttpReply:
     """An answered request; see `UpstreamReply`."""
 
-    __slots__ = ("_content", "_ended", "_name", "_response")
+    __slots__ = ("_content", "_ended", "_lost", "_name", "_response")
 
     def __init__(self, name: str, response: aiohttp.ClientResponse) -> None:
         self._name = name
         self._response = response
         self._content = response.content
         self._ended = False
+        self._lost: asyncio.Future[None] | None = None
+        connection = response.connection  # None once the whole body is here
+        if connection is not None and connection.protocol is not None:
+            self._lost = connection.protocol.closed
+        if self._lost is not None:
+            self._lost.add_done_callback(self._on_lost)
 
     @property
     def status(self) -> int:
@@ -136,14 +151,31 @@ class HttpReply:
         try:
             return await self._content.read(READ_BYTES_MAX)
         except (aiohttp.ClientError, ConnectionError) as error:
+            # it raises at once; what had arrived by then still counts (M3.4)
+            if data := self._content._read_nowait(READ_BYTES_MAX):
+                return data
             raise UpstreamTruncated(
                 f"the connection to {self._name} broke off ({type(error).__name__})"
             ) from None
 
+    def _on_lost(self, lost: asyncio.Future[None]) -> None:
+        """The connection is gone. aiohttp tells a waiting read, but not where it closed the
+        connection itself over a body that breaks HTTP's framing.
+        """
+        if not lost.cancelled():
+            lost.exception()  # seen; the body's own error says more
+        if not self._content.is_eof() and self._content.exception() is None:
+            self._content.set_exception(aiohttp.ClientPayloadError("not HTTP any more"))
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._lost is not None:  # a pooled connection outlives this reply
+            self._lost.remove_done_callback(self._on_lost)
+
     def abort(self) -> None:
         if self._ended:
             return
-        self._ended = True
+        self._end()
         connection = self._response.connection
         if connection is not None and connection.transport is not None:
             connection.transport.abort()  # close() would first flush what we still send
@@ -155,8 +187,39 @@ class HttpReply:
         with suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
             async with asyncio.timeout(_RELEASE_WAIT_S):
                 if not await self._content.read(READ_BYTES_MAX):
-                    self._ended = True  # at its end the connection went back by itself
+                    self._end()  # at its end the connection went back by itself
         self.abort()
+
+
+class _Connector(aiohttp.TCPConnector):
+    """A connection pool that tells who dials which connection they got."""
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> Connection:
+        connection = await super().connect(req, traces, timeout)
+        if connection.transport is not None:
+            _dialled.get().append(connection.transport)
+        return connection
+
+
+@contextmanager
+def _aborted_if_it_fails() -> Iterator[None]:
+    """A request that is given up before it is answered closes its connection at once (M4.1).
+
+    aiohttp would only close it in good order: after all of the request has been sent, which an
+    upstream that does not read can put off for ever.
+    """
+    dialled: list[asyncio.Transport] = []
+    token = _dialled.set(dialled)
+    try:
+        yield
+    except BaseException:
+        for transport in dialled:
+            transport.abort()
+        raise
+    finally:
+        _dialled.reset(token)
 
 
 def _upstream_socket(address: aiohttp.AddrInfoType) -> socket.socket:

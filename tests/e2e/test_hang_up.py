@@ -8,8 +8,11 @@ closed its side. B65, B66, B67 and B68 of the hazards.
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import time
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import pytest_asyncio
@@ -26,6 +29,7 @@ from tests.support.checks import (
 )
 from tests.support.fake_upstream import (
     DONE,
+    PING,
     FakeUpstream,
     Flood,
     Head,
@@ -39,7 +43,7 @@ from tests.support.fake_upstream import (
 from tests.support.gateway import AUTH, KEY, GatewayProcess, config_for, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from tests.support.fake_upstream import RecordedRequest
     from tests.support.wire import RawClient
@@ -49,9 +53,25 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 HANG_UPS: Final = ("reset", "close", "half-close")
 EVENT: Final = sse(chunk("x" * 20))
 LARGE_EVENT: Final = sse(chunk("x" * 250_000))
+FOR_EVER: Final = 1_000_000
+JSON_HEAD: Final = Head(headers={"content-type": "application/json"})
+
 DEAD: Final = "dead/model"
 AGGREGATED: Final = "aggregated/model"
-FOR_EVER: Final = 1_000_000
+STALLED: Final = "stalled/model"
+IMPATIENT: Final = "impatient/model"
+HEADER_TIMEOUT_S: Final = 0.3
+
+
+@pytest.fixture(scope="module")
+def stalled() -> Iterator[socket.socket]:
+    """An upstream that lets everybody connect and reads nothing."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+        listener.setblocking(False)
+        yield listener
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -61,20 +81,27 @@ async def up() -> AsyncIterator[FakeUpstream]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(up: FakeUpstream) -> AsyncIterator[GatewayProcess]:
+async def gateway(up: FakeUpstream, stalled: socket.socket) -> AsyncIterator[GatewayProcess]:
+    def provider(base_url: str, **more: Any) -> dict[str, Any]:
+        return {"shape": "openai", "base_url": base_url} | more
+
+    mute = "http://{}:{}".format(*stalled.getsockname())
     config = config_for(
         up,
         keys=[{"key": KEY, "org": "test", "max_concurrent": 1}],
         providers={
-            "dead": {"shape": "openai", "base_url": f"http://127.0.0.1:{free_port()}"},
-            "aggregated": {"shape": "openai", "base_url": up.base_url, "aggregate": True},
+            "dead": provider(f"http://127.0.0.1:{free_port()}"),
+            "aggregated": provider(up.base_url, aggregate=True),
+            "stalled": provider(mute),
+            "impatient": provider(mute, header_timeout_s=HEADER_TIMEOUT_S),
         },
     )
     async with GatewayProcess(config) as process:
         yield process
 
 
-def leave(client: RawClient, how: str) -> None:
+def leave(client: RawClient, how: str) -> float:
+    """Hangs up and returns when."""
     match how:
         case "reset":
             client.reset()
@@ -82,6 +109,7 @@ def leave(client: RawClient, how: str) -> None:
             client.close()
         case _:
             client.half_close()
+    return time.monotonic()
 
 
 def silence() -> Wait:
@@ -93,13 +121,73 @@ async def gone(
 ) -> None:
     """Checks all that M4.1 says, once the client has left."""
     closed_at = await asked.wait_closed(HANG_UP_BOUND_S)
-    print(f"upstream closed after {1000 * (closed_at - left_at):.1f} ms")
+    print(f"the upstream was closed after {1000 * (closed_at - left_at):.1f} ms")
     await aftermath.no_socket_left()
     line = await aftermath.one_request_line(
-        status=499, error_code="client_abort", outcome="client_abort", path=CHAT
+        status=499, error_code="client_abort", outcome="client_abort"
     )
     assert line["level"] == "info"
     await slot_is_free(gateway, DEAD)
+
+
+# --- nothing flows --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a request stands when its client leaves.
+
+    Attributes:
+        steps: what the upstream has said; then it is silent.
+        events: how many events the client has read by then; None: not even the head is to come.
+    """
+
+    steps: tuple[Step, ...] = ()
+    events: int | None = None
+    path: str = CHAT
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+OPENROUTER: Final = "/api/v1/chat/completions"
+PLAIN: Final = {"stream": False}
+PLAIN_AGGREGATED: Final = {"stream": False, "model": AGGREGATED}
+
+MOMENTS: Final = {
+    "no-status": Moment(),
+    "headers": Moment((Head(),), 0),
+    "comment": Moment((Send(PING),), 0),
+    "chunk": Moment((Send(EVENT),), 1),
+    "part-of-a-chunk": Moment((Send(EVENT + EVENT[:50]),), 1),
+    "error-status": Moment((Head(500, framing="chunked"), Send(b'{"error":'))),
+    "json-for-a-stream": Moment((JSON_HEAD, Send(b'{"choices":'))),
+    "openrouter-no-status": Moment(path=OPENROUTER),
+    "openrouter-headers": Moment((Head(),), 1, path=OPENROUTER),
+    "openrouter-chunk": Moment((Send(EVENT),), 2, path=OPENROUTER),
+    "plain-no-status": Moment(body=PLAIN),
+    "plain-part": Moment((JSON_HEAD, Send(b'{"choices":')), body=PLAIN),
+    "aggregated-no-status": Moment(body=PLAIN_AGGREGATED),
+    "aggregated-headers": Moment((Head(),), body=PLAIN_AGGREGATED),
+    "aggregated-chunk": Moment((Send(EVENT),), body=PLAIN_AGGREGATED),
+}
+
+
+@pytest.mark.parametrize("how", HANG_UPS)
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
+async def test_while_the_upstream_is_silent(
+    gateway: GatewayProcess, up: FakeUpstream, moment: Moment, how: str
+) -> None:
+    """M4.1, B65, B66: told by no failing write, for there is none; streams and plain requests."""
+    aftermath = Aftermath(gateway)
+    up.script(*moment.steps, silence())
+    async with gateway.client() as client:
+        await ask(client, path=moment.path, **moment.body)
+        asked = await up.request(len(up.requests))
+        if moment.events is None:
+            await asyncio.sleep(0.03)  # what the upstream says arrives
+        else:
+            await client.read_head()
+            await client.read_until(lambda c: len(c.events) >= (moment.events or 0))
+        await gone(gateway, aftermath, asked, leave(client, how))
 
 
 @pytest.mark.parametrize("how", HANG_UPS)
@@ -112,60 +200,58 @@ async def test_before_the_body_is_complete(
     asked = len(up.requests)
     aftermath = Aftermath(gateway)
     async with gateway.client() as client:
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n{framing}\r\n\r\n"
+        fields = ["host: x", f"authorization: Bearer {KEY}", framing]
+        head = "\r\n".join([f"POST {CHAT} HTTP/1.1", *fields, "", ""])
         if part and "chunked" in framing:
             part = b"%x\r\n%s\r\n" % (len(part), part)
         await client.send(head.encode() + part)
-        await asyncio.sleep(0.05)  # the gateway waits for the rest
+        await asyncio.sleep(0.03)  # the gateway waits for the rest
         leave(client, how)
-        await aftermath.one_request_line(status=499, error_code="client_abort")
         await aftermath.no_socket_left()
+        await aftermath.one_request_line(status=499, error_code="client_abort")
     assert len(up.requests) == asked
     await slot_is_free(gateway, DEAD)
 
 
-@pytest.mark.parametrize("how", HANG_UPS)
-async def test_while_the_upstream_has_sent_no_headers(
-    gateway: GatewayProcess, up: FakeUpstream, how: str
-) -> None:
-    """M4.1, B65: also during the wait for the status."""
-    aftermath = Aftermath(gateway)
-    up.script(silence())
-    async with gateway.client() as client:
-        await ask(client)
-        asked = await up.request(len(up.requests))
-        leave(client, how)
-        await gone(gateway, aftermath, asked, time.monotonic())
+async def upload(client: RawClient, model: str, size: int) -> None:
+    body = json.dumps(payload(model=model, padding="x" * size)).encode()
+    await client.request("POST", CHAT, headers=[AUTH], body=body)
 
 
 @pytest.mark.parametrize("how", HANG_UPS)
-async def test_after_headers_without_a_chunk(
-    gateway: GatewayProcess, up: FakeUpstream, how: str
+async def test_while_a_large_request_is_sent_on_to_an_upstream_that_does_not_read(
+    gateway: GatewayProcess, stalled: socket.socket, how: str
 ) -> None:
-    """M4.1: the status has left, the first event never came."""
+    """M4.1: closing in good order would first send the rest, for ever."""
     aftermath = Aftermath(gateway)
-    up.script(Head(), silence())
     async with gateway.client() as client:
-        await ask(client)
-        asked = await up.request(len(up.requests))
-        await client.read_head()
-        leave(client, how)
-        await gone(gateway, aftermath, asked, time.monotonic())
+        await upload(client, STALLED, 20_000_000)
+        upstream, _ = await asyncio.get_running_loop().sock_accept(stalled)
+        with upstream:
+            await asyncio.sleep(0.1)  # the kernel takes what it can
+            left_at = leave(client, how)
+            await aftermath.no_socket_left()
+            print(f"closed after {1000 * (time.monotonic() - left_at):.1f} ms")
+            await aftermath.one_request_line(status=499, error_code="client_abort")
+            await slot_is_free(gateway, DEAD)
 
 
-@pytest.mark.parametrize("how", HANG_UPS)
-async def test_between_chunks_of_a_silent_upstream(
-    gateway: GatewayProcess, up: FakeUpstream, how: str
+async def test_an_upstream_that_does_not_read_is_let_go_at_the_header_timeout(
+    gateway: GatewayProcess, stalled: socket.socket
 ) -> None:
-    """M4.1, B66: noticed by no failing write, for there is none."""
+    """M1.2: 504, and the connection with the unsent rest of the request is closed."""
     aftermath = Aftermath(gateway)
-    up.script(Send(EVENT), silence())
     async with gateway.client() as client:
-        await ask(client)
-        asked = await up.request(len(up.requests))
-        await client.read_until(lambda c: c.events)
-        leave(client, how)
-        await gone(gateway, aftermath, asked, time.monotonic())
+        await upload(client, IMPATIENT, 20_000_000)
+        upstream, _ = await asyncio.get_running_loop().sock_accept(stalled)
+        with upstream:
+            await client.read_all()
+            assert client.status == 504
+            client.close()
+            await aftermath.no_socket_left()
+
+
+# --- something flows, or would --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", HANG_UPS)
@@ -180,8 +266,7 @@ async def test_in_mid_flow(
         await ask(client)
         asked = await up.request(len(up.requests))
         await client.read_until(lambda c: len(c.response.body) > 1_000_000)
-        leave(client, how)
-        await gone(gateway, aftermath, asked, time.monotonic())
+        await gone(gateway, aftermath, asked, leave(client, how))
 
 
 @pytest.mark.parametrize("how", HANG_UPS)
@@ -196,8 +281,7 @@ async def test_while_a_write_is_blocked(
         await ask(client)
         asked = await up.request(len(up.requests))
         await until_still(asked)
-        leave(client, how)
-        await gone(gateway, aftermath, asked, time.monotonic())
+        await gone(gateway, aftermath, asked, leave(client, how))
 
 
 @pytest.mark.parametrize("how", HANG_UPS)
@@ -206,62 +290,38 @@ async def test_while_a_little_is_unsent_and_the_upstream_is_silent(
 ) -> None:
     """M4.1: no write is blocked and none will come, but the client has not taken all."""
     aftermath = Aftermath(gateway)
-    # The kernel takes some of it; what is left lies between nothing and where a write blocks.
-    sends: list[Step] = [Send(EVENT * 40) for _ in range(9)]
-    up.script(*sends, silence())
+    # The kernel takes some 39 kB of it, and a write would block at some 68 kB.
+    up.script(*[Send(EVENT * 20) for _ in range(11)], silence())
     async with gateway.client(rcvbuf=4096) as client:
         await ask(client)
         asked = await up.request(len(up.requests))
         await until_still(asked)
-        leave(client, how)
-        await gone(gateway, aftermath, asked, time.monotonic())
-
-
-# --- plain requests -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", HANG_UPS)
-@pytest.mark.parametrize(
-    ("model", "steps"),
-    [
-        ("fake/m", ()),
-        ("fake/m", (Head(headers={"content-type": "application/json"}), Send(b'{"choices":'))),
-        (AGGREGATED, ()),
-        (AGGREGATED, (Head(),)),
-        (AGGREGATED, (Send(EVENT),)),
-    ],
-    ids=["no-status", "mid-body", "aggregated-no-status", "aggregated-head", "aggregated-event"],
-)
-async def test_during_a_plain_request(
-    gateway: GatewayProcess, up: FakeUpstream, how: str, model: str, steps: tuple[Step, ...]
-) -> None:
-    """M4.1: `stream:false`, sent on as such or dialled as a stream and aggregated."""
-    aftermath = Aftermath(gateway)
-    up.script(*steps, silence())
-    async with gateway.client() as client:
-        await ask(client, model=model, stream=False)
-        asked = await up.request(len(up.requests))
-        await asyncio.sleep(0.05)  # what the upstream says arrives
-        leave(client, how)
-        await gone(gateway, aftermath, asked, time.monotonic())
+        await gone(gateway, aftermath, asked, leave(client, how))
 
 
 @pytest.mark.parametrize("how", HANG_UPS)
 async def test_while_a_plain_reply_is_not_read(
     gateway: GatewayProcess, up: FakeUpstream, how: str
 ) -> None:
-    """M4.1, M1.2: a reply too large for the buffers; the slot of a client that left is freed."""
+    """M1.2: a reply too large for the buffers; the slot of a client that left is freed.
+
+    The answer was complete, so it counts as such.
+    """
     aftermath = Aftermath(gateway)
-    up.script(*openai_stream(["x" * 1_000_000] * 8))
+    up.script(Head(framing="close"), *openai_stream(["x" * 1_000_000] * 8))
     async with gateway.client(rcvbuf=4096) as client:
         await ask(client, model=AGGREGATED, stream=False)
         asked = await up.request(len(up.requests))
         await asked.answered.wait()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # it is put together and written as far as it goes
+        assert not aftermath.lines
         leave(client, how)
         await aftermath.no_socket_left()
+        await aftermath.one_request_line(status=200, outcome="completed")
         await slot_is_free(gateway, DEAD)
-    print(aftermath.lines)
+
+
+# --- the end --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", HANG_UPS)
@@ -279,3 +339,20 @@ async def test_after_done(gateway: GatewayProcess, up: FakeUpstream, how: str) -
         await aftermath.no_socket_left()
         await aftermath.one_request_line(status=200, error_code=None, outcome="completed")
     await slot_is_free(gateway, DEAD)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+async def test_the_slot_is_free_when_the_client_has_its_end(
+    gateway: GatewayProcess, up: FakeUpstream, stream: bool
+) -> None:
+    """M1.2: also if the upstream then keeps its connection open without a word."""
+    for _ in range(5):
+        up.script(*openai_stream(["Hi"]), silence())
+        async with gateway.client() as first, gateway.client() as second:
+            await ask(first, model=AGGREGATED, stream=stream)
+            await first.read_all()
+            assert first.status == 200
+            await ask(second, model=DEAD)
+            await second.read_all()
+            assert second.status == 503, second.body
+    await until(lambda: all(r.closed.is_set() for r in up.requests), what="closing the upstream")

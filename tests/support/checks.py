@@ -79,6 +79,11 @@ class Aftermath:
                 out.append({"text": line})
         return out
 
+    @property
+    def new_sockets(self) -> int:
+        """How many sockets more than at the start the gateway holds."""
+        return self._gateway.open_sockets() - self._sockets
+
     async def one_request_line(self, **fields: Any) -> dict[str, Any]:
         """Waits for the line of the one request since, checks fields of it, and returns it.
 
@@ -93,10 +98,7 @@ class Aftermath:
 
     async def no_socket_left(self) -> None:
         """Waits until the gateway holds no more sockets than at the start."""
-        await until(
-            lambda: self._gateway.open_sockets() <= self._sockets,
-            what=f"the end of {self._gateway.open_sockets() - self._sockets} sockets",
-        )
+        await until(lambda: self.new_sockets <= 0, what=f"the end of {self.new_sockets} sockets")
 
 
 async def slot_is_free(gateway: GatewayProcess, slug: str) -> None:

@@ -128,6 +128,11 @@ class RecordedRequest:
         waiting = self.connection.unwritten()
         return self.drained if waiting is None else max(self.drained, self.queued - waiting)
 
+    @property
+    def socket(self) -> socket.socket:
+        """Its connection's, for what only the kernel knows."""
+        return self.connection.socket
+
     async def wait_closed(self, timeout: float = 5.0) -> float:
         """Waits for the peer's close and returns its time."""
         async with asyncio.timeout(timeout):
@@ -268,7 +273,7 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
         # No buffer of ours: a drained write is in the kernel, and each one is a packet.
         transport.set_write_buffer_limits(high=0)
-        self._socket().setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._upstream.connections.append(self)
         self.task = asyncio.get_running_loop().create_task(self._serve())
 
@@ -308,7 +313,7 @@ class _Connection(asyncio.Protocol):
 
     async def reset(self) -> None:
         """Sends RST, after what was written."""
-        handle = self._socket()
+        handle = self.socket
         for _ in range(200):
             # A reset throws away what the kernel has not sent; the bound is for a stuck reader.
             unsent = fcntl.ioctl(handle.fileno(), _SIOCOUTQNSD, struct.pack("i", 0))
@@ -326,7 +331,9 @@ class _Connection(asyncio.Protocol):
         if self.task is not asyncio.current_task():
             self.task.cancel()
 
-    def _socket(self) -> socket.socket:
+    @property
+    def socket(self) -> socket.socket:
+        """The kernel's, through the transport."""
         handle: socket.socket = self._transport.get_extra_info("socket")
         return handle
 

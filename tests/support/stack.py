@@ -18,11 +18,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.support.gateway import KEY, MODEL, UPSTREAM_KEY, config_for, free_port
+from tests.support.gateway import (
+    KEY,
+    MODEL,
+    UPSTREAM_KEY,
+    UPSTREAM_MODEL,
+    config_for,
+    free_port,
+)
 from tests.support.wire import chunks, data_events
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from tests.support.fake_upstream import FakeUpstream, RecordedRequest, Step
     from tests.support.gateway import GatewayProcess
@@ -43,6 +50,8 @@ ODD_SECRET: Final = 'sk/odd"key\\0123456789'  # every JSON writer spells it in i
 BODY_LIMIT_BYTES: Final = 1024 * 1024
 EVENT_LIMIT_BYTES: Final = 64 * 1024
 HEADER_TIMEOUT_S: Final = 0.4
+_ANSWER_TIMEOUT_S: Final = 30.0
+_UPSTREAM_MODEL_MEMBER: Final = b'"model":"%s"' % UPSTREAM_MODEL.encode()
 
 
 def config(up: FakeUpstream, mute: socket.socket) -> dict[str, Any]:
@@ -84,6 +93,13 @@ def config(up: FakeUpstream, mute: socket.socket) -> dict[str, Any]:
     candidates = [{"provider": name, "model": "second"} for name in ("refusing", "fake")]
     base["models"]["failover/model"] = {"candidates": candidates}
     return base
+
+
+def served(data: bytes, *, model: str = MODEL, provider: str = "fake") -> bytes:
+    """A chunk of `tests.support.script.chunk` as the client must get it, to the byte (M2.2)."""
+    ours = b'"model":"%s","provider":"%s"' % (model.encode(), provider.encode())
+    assert data.count(_UPSTREAM_MODEL_MEMBER) == 1
+    return data.replace(_UPSTREAM_MODEL_MEMBER, ours)
 
 
 @dataclass(frozen=True)
@@ -168,14 +184,14 @@ class Stack:
         self._log_start = len(gateway.stderr())
         self._names = itertools.count()
 
-    async def ask(self, *steps: Step, timeout: float = 20.0, **request: Any) -> Answer:
+    async def ask(self, *steps: Step, **request: Any) -> Answer:
         """Asks once, the provider answering with `steps`, and reads the answer to its end.
 
         Args:
             request: see `client`.
         """
         async with self.client(*steps, **request) as client:
-            await client.read_all(timeout=timeout)
+            await client.read_all(timeout=_ANSWER_TIMEOUT_S)
             assert client.complete, f"the answer was cut off: {client.body[-300:]!r}"
         return Answer(client.status, client.headers, client.body)
 
@@ -212,11 +228,16 @@ class Stack:
             )
             yield client
 
-    async def ask_alone(self, *steps: Step, provider: str = "fake", **request: Any) -> Answer:
-        """As `ask`, by a model of its own, so that many can run at once."""
-        name = f"alone-{next(self._names)}"
-        self.up.script_for(name, *steps, repeat=False)
-        return await self.ask(model=f"{provider}/{name}", **request)
+    async def ask_all(
+        self, scripts: Iterable[Sequence[Step]], *, provider: str = "fake", **request: Any
+    ) -> list[Answer]:
+        """Asks with every script, all at once; each by a model of its own, `provider/all-N`."""
+        asked = []
+        for steps in scripts:
+            name = f"all-{next(self._names)}"
+            self.up.script_for(name, *steps, repeat=False)
+            asked.append(self.ask(model=f"{provider}/{name}", **request))
+        return await asyncio.gather(*asked)
 
     async def get(self, path: str, *, method: str = "GET", key: str | None = KEY) -> Answer:
         """Asks for anything else, without a body."""

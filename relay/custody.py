@@ -1,0 +1,74 @@
+"""Keeps holds from being lost with their process: leases, progress, the sweep (M4.2)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from relay.periodic import Periodic
+
+if TYPE_CHECKING:
+    from relay.billing import Billing
+    from relay.stores.base import Store
+
+_log: Final = logging.getLogger("sluicegate.custody")
+
+LEASE_S: Final = 15.0
+RENEW_EVERY_S: Final = 5.0
+PROGRESS_EVERY_S: Final = 5.0
+
+
+class Custody:
+    """One worker's part in the keeping of holds.
+
+    Args:
+        store: open already. billing: whose open holds are noted. worker: this process.
+        sweep_interval_s, hold_ttl_s: of the configuration.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        billing: Billing,
+        *,
+        worker: str,
+        sweep_interval_s: float,
+        hold_ttl_s: float,
+    ) -> None:
+        self._store = store
+        self._billing = billing
+        self._worker = worker
+        self._hold_ttl_s = hold_ttl_s
+        self._tasks = (
+            Periodic("renew the lease", self._renew, RENEW_EVERY_S),
+            Periodic("note the progress", self._note, PROGRESS_EVERY_S),
+            Periodic("sweep lost holds", self._sweep, sweep_interval_s, at_once=True),
+        )
+
+    async def start(self) -> None:
+        """Take the lease; no hold of this worker exists before it."""
+        await self._renew()
+        for task in self._tasks:
+            task.start()
+
+    async def close(self) -> None:
+        """Give the lease up. Comes after the ledger was written."""
+        for task in self._tasks:
+            await task.close()
+        await self._store.end_lease(self._worker)
+
+    async def _renew(self) -> None:
+        await self._store.renew_lease(self._worker, time.time() + LEASE_S)
+
+    async def _note(self) -> None:
+        moved = self._billing.progress()
+        if moved:
+            await self._store.write_progress(moved)
+
+    async def _sweep(self) -> None:
+        for row in await self._store.sweep(time.time(), self._hold_ttl_s):
+            _log.warning(
+                "request %s of %s was lost with its worker; settled at %d micro-USD",
+                *(row.request_id, row.org, row.cost_micro_usd),
+            )

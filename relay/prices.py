@@ -1,0 +1,87 @@
+"""What models cost: the configuration's prices, else the bundled list of `genai-prices` (M4.4)."""
+
+from __future__ import annotations
+
+import logging
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+from relay.money import Price
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_log: Final = logging.getLogger("sluicegate.prices")
+_CACHE_MAX: Final = 10_000  # clients choose the names of `<provider>/<anything>`
+
+FREE: Final = Price()
+
+
+class PriceBook:
+    """Finds the price of a candidate.
+
+    Args:
+        configured: slug → price of the configuration; it is the slug's whoever serves it.
+        urls: provider → its base URL; a provider that is not here costs nothing (the local model,
+            recorded transcripts).
+        look_up: (base URL, model) → price, None if the list does not have it.
+    """
+
+    def __init__(
+        self,
+        configured: Mapping[str, Price],
+        urls: Mapping[str, str],
+        look_up: Callable[[str, str], Price | None] | None = None,
+    ) -> None:
+        self._configured = configured
+        self._urls = urls
+        self._look_up = look_up or bundled_price
+        self._found: dict[tuple[str, str], Price] = {}
+
+    def price(self, slug: str, provider: str, model: str) -> Price:
+        """Return the price of `model` at `provider` under `slug`; free, with one warning, if
+        nobody knows it.
+        """
+        configured = self._configured.get(slug)
+        if configured is not None:
+            return configured
+        url = self._urls.get(provider)
+        if url is None:
+            return FREE
+        known = self._found.get((provider, model))
+        if known is None:
+            known = self._look_up(url, model)
+            if known is None:
+                known = FREE
+                _log.warning(
+                    "no price is known for %s at %s: it is counted as free; "
+                    "set models.<slug>.price to change that",
+                    *(model, provider),
+                )
+            if len(self._found) < _CACHE_MAX:
+                self._found[provider, model] = known
+        return known
+
+
+def bundled_price(base_url: str, model: str) -> Price | None:
+    """Look a model up in the list that comes with `genai-prices`; never asks the network.
+
+    Where a price depends on the length of the prompt, it is that of short prompts.
+    """
+    # Imported here: it takes a third of a second, and a gateway of priced models never needs it.
+    from genai_prices import Usage, calc_price
+
+    try:
+        found = calc_price(Usage(), model_ref=model, provider_api_url=base_url).model_price
+    except LookupError:
+        return None
+    return Price(
+        prompt_usd_per_mtok=_flat(found.input_mtok) or Decimal(0),
+        completion_usd_per_mtok=_flat(found.output_mtok) or Decimal(0),
+        cached_usd_per_mtok=_flat(found.cache_read_mtok),
+    )
+
+
+def _flat(price: Any) -> Decimal | None:
+    base = getattr(price, "base", price)
+    return base if isinstance(base, Decimal) else None

@@ -1,0 +1,1 @@
+"""Stores: one protocol (`base`), one contract suite, SQLite behind it today."""

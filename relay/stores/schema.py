@@ -1,0 +1,166 @@
+"""The SQLite schema: an ordered tuple of scripts, and what brings a database up to date (J1.5).
+
+A script that was released is never changed: a change is a new script at the end. The number of
+scripts that a database has had is its `user_version`; `application_id` tells ours from another
+program's.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING, Final
+
+from relay.stores.base import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+APPLICATION_ID: Final = 0x534C4754  # "SLGT"
+
+_FIRST: Final = """
+CREATE TABLE orgs (
+    id                TEXT PRIMARY KEY,
+    balance_micro_usd INTEGER,
+    trial             INTEGER NOT NULL CHECK (trial IN (0, 1)),
+    max_concurrent    INTEGER
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE keys (
+    seq        INTEGER PRIMARY KEY,
+    id         TEXT NOT NULL UNIQUE,
+    digest     BLOB NOT NULL UNIQUE,
+    org        TEXT NOT NULL REFERENCES orgs (id),
+    name       TEXT,
+    status     TEXT NOT NULL CHECK (status IN ('active', 'suspended', 'revoked')),
+    created_at REAL NOT NULL
+) STRICT;
+
+-- Triggers, so that a change by hand is noticed by running gateways too.
+CREATE TABLE keys_version (only INTEGER PRIMARY KEY CHECK (only = 1), version INTEGER NOT NULL)
+STRICT;
+INSERT INTO keys_version VALUES (1, 0);
+CREATE TRIGGER key_inserted AFTER INSERT ON keys
+BEGIN UPDATE keys_version SET version = version + 1; END;
+CREATE TRIGGER key_updated AFTER UPDATE ON keys
+WHEN (old.id, old.digest, old.org, old.name, old.status)
+    IS NOT (new.id, new.digest, new.org, new.name, new.status)
+BEGIN UPDATE keys_version SET version = version + 1; END;
+CREATE TRIGGER key_deleted AFTER DELETE ON keys
+BEGIN UPDATE keys_version SET version = version + 1; END;
+CREATE TRIGGER org_updated AFTER UPDATE ON orgs
+WHEN (old.trial, old.max_concurrent) IS NOT (new.trial, new.max_concurrent)
+BEGIN UPDATE keys_version SET version = version + 1; END;
+
+CREATE TABLE holds (
+    request_id         TEXT PRIMARY KEY,
+    org                TEXT NOT NULL,
+    key_id             TEXT NOT NULL,
+    plane              TEXT NOT NULL,
+    model              TEXT NOT NULL,
+    worker             TEXT NOT NULL,
+    placed_at          REAL NOT NULL,
+    amount_micro_usd   INTEGER NOT NULL,
+    prompt_tokens      INTEGER NOT NULL,
+    prompt_micro_usd   INTEGER NOT NULL,
+    trial              INTEGER NOT NULL CHECK (trial IN (0, 1)),
+    -- how far its stream is; all NULL until the first note
+    noted_provider          TEXT,
+    noted_prompt_tokens     INTEGER,
+    noted_completion_tokens INTEGER,
+    noted_source            TEXT,
+    noted_micro_usd         INTEGER
+) STRICT, WITHOUT ROWID;
+-- Covers the sum of an org's open holds.
+CREATE INDEX holds_by_org ON holds (org, trial, amount_micro_usd);
+
+CREATE TABLE usage (
+    seq               INTEGER PRIMARY KEY,
+    request_id        TEXT NOT NULL UNIQUE,
+    at                REAL NOT NULL,
+    org               TEXT NOT NULL,
+    key_id            TEXT NOT NULL,
+    plane             TEXT NOT NULL,
+    model             TEXT NOT NULL,
+    provider          TEXT,
+    status            INTEGER NOT NULL,
+    error_code        TEXT,
+    prompt_tokens     INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    cached_tokens     INTEGER,
+    reasoning_tokens  INTEGER,
+    source            TEXT NOT NULL,
+    cost_micro_usd    INTEGER NOT NULL,
+    debit             INTEGER NOT NULL CHECK (debit IN (0, 1)),
+    attempts          TEXT NOT NULL,  -- a JSON array of strings
+    duration_ms       INTEGER NOT NULL
+) STRICT;
+CREATE INDEX usage_by_time ON usage (at);
+CREATE INDEX usage_by_org ON usage (org, at);
+
+CREATE TABLE leases (
+    worker TEXT PRIMARY KEY,
+    until  REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE notices (
+    seq     INTEGER PRIMARY KEY,
+    id      TEXT NOT NULL UNIQUE,
+    payload BLOB NOT NULL,
+    tries   INTEGER NOT NULL,
+    due_at  REAL NOT NULL
+) STRICT;
+CREATE INDEX notices_due ON notices (due_at);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST,)
+
+
+def check(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the schema version of a database that is ours or empty.
+
+    Raises:
+        StoreError: it is another program's, or a newer sluicegate wrote it.
+    """
+    version = _number(connection, "PRAGMA user_version")
+    owner = _number(connection, "PRAGMA application_id")
+    empty = not _number(connection, "SELECT count(*) FROM sqlite_master")
+    if owner != APPLICATION_ID and not (empty and owner == version == 0):
+        raise StoreError(
+            f"{path} is a database of another program; name another file in `store.url`"
+        )
+    if version > len(MIGRATIONS):
+        raise StoreError(
+            f"{path} was written by a newer sluicegate (schema {version}, this one knows "
+            f"{len(MIGRATIONS)}); install that version again, or name another file in `store.url`"
+        )
+    return version
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the schema up to date; inside a transaction of the caller's, so whole or not at all.
+
+    Raises:
+        StoreError: as `check`.
+    """
+    version = check(connection, path)
+    for script in MIGRATIONS[version:]:
+        for statement in _statements(script):
+            connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def _number(connection: sqlite3.Connection, query: str) -> int:
+    (number,) = connection.execute(query).fetchone()
+    return int(number)
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Split a script; `executescript` would commit the transaction that it runs in."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

@@ -1,0 +1,131 @@
+"""The embedded store: one SQLite file, one writer thread with group commit (J1.5).
+
+    sqlite.py             the Store of the protocol: every method hands an operation to a thread
+    sqlite_threads.py     the threads: the writer's transactions, the reader's own connection
+    sqlite_operations.py  the operations: SQL on a connection
+    sqlite_rows.py        rows as values, and back
+    sqlite_file.py        the file: made, opened, its errors explained
+    schema.py             the schema and its versions
+
+Several processes may use one file; SQLite lets one of them write at a time. What a crash and what
+a power cut can take is told in docs/decisions/0007-sqlite-store.md.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from relay.stores import sqlite_operations as operations
+from relay.stores.sqlite_file import explain, open_for_reading, open_for_writing
+from relay.stores.sqlite_threads import ReaderThread, WriterThread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from relay.money import Hold, Progress, Settlement
+    from relay.stores.base import Notice, NoticeOf, Org, OrgChange, StoredKey
+
+
+class SqliteStore:
+    """A `Store` in the file `path`, which is made with mode 0600 if it is not there.
+
+    Args:
+        path: of the file; a relative one belongs to the working directory of now.
+        notice_of: makes the notice that is stored with a row; None stores none. Called in the
+            writer's thread, so a pure function.
+    """
+
+    def __init__(self, path: str | Path, *, notice_of: NoticeOf | None = None) -> None:
+        self.path = Path(path).absolute()
+        self._notice_of = notice_of
+        told = partial(explain, path=self.path)
+        self._writer = WriterThread("store-writer", partial(open_for_writing, self.path), told)
+        self._reader = ReaderThread("store-reader", partial(open_for_reading, self.path), told)
+
+    async def open(self) -> None:
+        try:
+            await self._writer.start()
+            await self._reader.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        self._reader.stop()
+        self._writer.stop()
+        await self._reader.close()
+        await self._writer.close()
+
+    # -- orgs and keys --------------------------------------------------------------------------
+
+    async def ensure_org(self, org: Org) -> Org:
+        return await self._writer.run(lambda c: operations.ensure_org(c, org))
+
+    async def put_org(self, org: Org) -> None:
+        await self._writer.run(lambda c: operations.put_org(c, org))
+
+    async def change_org(self, org_id: str, change: OrgChange) -> Org:
+        return await self._writer.run(lambda c: operations.change_org(c, org_id, change))
+
+    async def get_org(self, org_id: str) -> Org | None:
+        return await self._reader.run(lambda c: operations.get_org(c, org_id))
+
+    async def create_key(self, key: StoredKey) -> None:
+        await self._writer.run(lambda c: operations.create_key(c, key))
+
+    async def revoke_key(self, key_id: str) -> bool:
+        return await self._writer.run(lambda c: operations.revoke_key(c, key_id))
+
+    async def list_keys(self) -> list[StoredKey]:
+        return await self._reader.run(operations.list_keys)
+
+    async def keys_version(self) -> int:
+        return await self._reader.run(operations.keys_version)
+
+    # -- holds and rows -------------------------------------------------------------------------
+
+    async def place_hold(self, hold: Hold) -> bool:
+        return await self._writer.run(lambda c: operations.place_hold(c, hold))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        rows, notice_of = tuple(settlements), self._notice_of
+        await self._writer.run(lambda c: operations.settle(c, rows, notice_of))
+
+    async def write_progress(self, progress: Sequence[Progress]) -> None:
+        notes = tuple(progress)
+        await self._writer.run(lambda c: operations.write_progress(c, notes))
+
+    async def open_holds(self) -> list[Hold]:
+        return await self._reader.run(operations.open_holds)
+
+    # -- leases and the sweep -------------------------------------------------------------------
+
+    async def renew_lease(self, worker: str, until: float) -> None:
+        await self._writer.run(lambda c: operations.renew_lease(c, worker, until))
+
+    async def end_lease(self, worker: str) -> None:
+        await self._writer.run(lambda c: operations.end_lease(c, worker))
+
+    async def sweep(self, now: float, ttl_s: float) -> list[Settlement]:
+        notice_of = self._notice_of
+        return await self._writer.run(lambda c: operations.sweep(c, now, ttl_s, notice_of))
+
+    # -- usage ----------------------------------------------------------------------------------
+
+    async def usage(
+        self, *, since: float = 0.0, org: str | None = None, limit: int | None = None
+    ) -> list[Settlement]:
+        return await self._reader.run(lambda c: operations.usage(c, since, org, limit))
+
+    # -- notices --------------------------------------------------------------------------------
+
+    async def due_notices(self, now: float, limit: int) -> list[Notice]:
+        return await self._reader.run(lambda c: operations.due_notices(c, now, limit))
+
+    async def notice_delivered(self, notice_id: str) -> None:
+        await self._writer.run(lambda c: operations.notice_delivered(c, notice_id))
+
+    async def postpone_notice(self, notice_id: str, until: float) -> None:
+        await self._writer.run(lambda c: operations.postpone_notice(c, notice_id, until))
