@@ -15,14 +15,13 @@ import structlog
 from aiohttp import web
 
 from planes import health
+from planes.accounts import Accounts
 from planes.auth import KeyRing
 from planes.gateway import GATEWAY, Gateway
 from planes.middleware import observe
 from planes.models import routes as models_routes
 from planes.providers import Providers
-from relay.billing import Billing
 from relay.inflight import InFlight
-from relay.prices import PriceBook
 from relay.slots import Slots
 
 if TYPE_CHECKING:
@@ -46,32 +45,33 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
     """
     app = web.Application(middlewares=[observe], client_max_size=settings.server.max_body_bytes)
     providers = Providers(settings)
+    keys = KeyRing(settings.keys)
+    accounts = Accounts(settings, keys)
     app[GATEWAY] = Gateway(
         settings=settings,
-        keys=KeyRing(settings.keys),
+        keys=keys,
         router=providers.router(),
         inflight=InFlight(),
         slots=Slots(),
-        billing=Billing(
-            (),
-            PriceBook({}, {}),
-            worker="w",
-            hold_output_tokens=settings.billing.hold_output_tokens,
-        ),
+        billing=accounts.billing,
         started=int(time.time()),
     )
 
-    async def run_providers(app: web.Application) -> AsyncIterator[None]:
+    async def run_parts(app: web.Application) -> AsyncIterator[None]:
         gateway = app[GATEWAY]
         try:
+            await accounts.start(gateway.router)  # first: a store that cannot be used is told soon
             gateway.router = await providers.start(replay_if_no_local=replay_if_no_local)
             gateway.ready = True
             yield
         finally:
             gateway.ready = False
-            await providers.close()
+            try:
+                await providers.close()
+            finally:
+                await accounts.close()
 
-    app.cleanup_ctx.append(run_providers)
+    app.cleanup_ctx.append(run_parts)
     app.add_routes(health.routes)
     models_routes.add_routes(app)
     return app

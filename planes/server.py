@@ -17,6 +17,7 @@ from planes.app import make_app, make_runner
 from planes.banner import banner
 from planes.gateway import GATEWAY
 from planes.settings import notices
+from relay.stores.base import StoreError
 
 if TYPE_CHECKING:
     from planes.settings import Settings
@@ -61,6 +62,9 @@ async def _serve(settings: Settings, listener: socket.socket, *, embedded: bool)
         inflight = app[GATEWAY].inflight
         log.info("draining", running=inflight.running, grace_s=grace_s)
         await inflight.drain(grace_s)
+    except StoreError as error:
+        print(f"sluicegate: {error}", file=sys.stderr)
+        return _FAILED
     finally:
         await runner.cleanup()
         listener.close()

@@ -79,6 +79,10 @@ class Router:
             param="model",
         )
 
+    def routes(self) -> Iterable[tuple[str, tuple[Candidate, ...]]]:
+        """Yield each listed slug with its candidates."""
+        return self._routes.items()
+
     def slugs(self) -> Iterable[tuple[str, str]]:
         """Yield each listed slug that can be served, with the provider that is tried first."""
         for slug, candidates in self._routes.items():
