@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("sluicegate")
 
 # After a drain nothing runs any more that could end well; this is for what cannot be written.
-_CLEANUP_WAIT_S: Final = 1.0
+_CLEANUP_WAIT_S: Final = 0.2
 _KEEPALIVE_S: Final = 75.0
 
 

@@ -197,6 +197,8 @@ class Exchange:
         if self._lifecycle.closed:
             return b""
         self._record.error = error
+        if self._opened is not None:
+            self._opened.abort()  # at once: writing the end to a slow client takes its time
         if self._relay is not None:
             return self._relay.fail(error)
         self._lifecycle.advance(error.stream_input)

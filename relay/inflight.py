@@ -71,7 +71,7 @@ class InFlight:
             GatewayShutdown: the grace is over.
         """
         if self._interrupted:
-            raise GatewayShutdown("the gateway is shutting down")
+            raise _shutdown()
         scope = asyncio.timeout(None)
         try:
             async with scope:
@@ -82,7 +82,7 @@ class InFlight:
                     self._scopes.discard(scope)
         except TimeoutError:
             if scope.expired():
-                raise GatewayShutdown("the gateway is shutting down") from None
+                raise _shutdown() from None
             raise
 
     async def drain(self, grace_s: float) -> None:
@@ -106,3 +106,7 @@ class InFlight:
         except TimeoutError:
             return False
         return True
+
+
+def _shutdown() -> GatewayShutdown:
+    return GatewayShutdown("the gateway is shutting down; try again", retry_after_s=1)

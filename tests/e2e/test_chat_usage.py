@@ -127,7 +127,7 @@ async def test_usage_is_told_once_if_asked(
     assert (last["model"], last["provider"]) == ("test/model", "fake")
     assert all(not chunk.get("usage") for chunk in before)
     assert before[-1]["choices"][0]["finish_reason"] == "stop"
-    line = (await stack.lines())[0]
+    line = await stack.line(answer)
     assert (line["outcome"], line["status"]) == ("completed", 200)
 
 
@@ -143,7 +143,7 @@ async def test_usage_is_metered_but_not_told_if_not_asked(
         assert "usage" not in chunk_
         assert "usage" not in chunk_.get("x_groq", {})
         assert chunk_["choices"]
-    line = (await stack.lines())[0]
+    line = await stack.line(answer)
     assert line["prompt_tokens"] == usage["prompt_tokens"]
     assert line["completion_tokens"] == usage["completion_tokens"]
     assert (await stack.request()).json["stream_options"]["include_usage"] is True
@@ -229,7 +229,7 @@ async def test_no_usage_after_an_error(stack: Stack, failure: list[Step]) -> Non
     answer = await stack.ask(Send(body), *failure, **ASKED)
     assert any("error" in chunk for chunk in answer.chunks)
     assert not any(chunk.get("usage") for chunk in answer.chunks)
-    line = (await stack.lines())[0]
+    line = await stack.line(answer)
     assert (line["prompt_tokens"], line["completion_tokens"]) == (23, 7)
     assert line["outcome"] in ("upstream_error", "truncated")
 
@@ -251,7 +251,7 @@ async def test_what_is_no_count_is_no_usage(stack: Stack) -> None:
         usage = tally({"prompt_tokens": bad, "completion_tokens": bad})
         answer = await stack.ask(Send(sse(FIRST) + sse(A) + sse(STOP) + sse(usage) + DONE))
         assert [chunk["choices"] != [] for chunk in answer.chunks] == [True, True, True]
-    assert not any("prompt_tokens" in line for line in await stack.lines(6))
+        assert "prompt_tokens" not in await stack.line(answer)
 
 
 async def test_a_plain_reply_has_its_usage(stack: Stack) -> None:
@@ -260,4 +260,4 @@ async def test_a_plain_reply_has_its_usage(stack: Stack) -> None:
     head = Head(headers={"content-type": "application/json"})
     answer = await stack.ask(head, Send(reply), stream=False)
     assert answer.json["usage"] == DETAILED
-    assert (await stack.lines())[0]["completion_tokens"] == 235
+    assert (await stack.line(answer))["completion_tokens"] == 235

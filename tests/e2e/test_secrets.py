@@ -90,7 +90,7 @@ async def test_no_secret_is_repeated(
     text = json.dumps(documents, ensure_ascii=False)
     assert not leaks(text, secret)
     assert not leaks(answer.body.decode(), secret)
-    await stack.lines()
+    await stack.line(answer)
     assert not leaks(stack.log, secret)
 
 

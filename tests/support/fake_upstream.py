@@ -303,6 +303,8 @@ class _Connection(asyncio.Protocol):
         request = self._request
         request.queued += len(data)
         self._transport.write(data)
+        if self._transport.is_closing():
+            await asyncio.sleep(0)  # a flood into nothing would never let the loop notice
         await self._writable.wait()
         request.drained += len(data)
 

@@ -189,11 +189,16 @@ class GatewayProcess:
 
     def terminate(self) -> None:
         """SIGTERM: a drain; a second one stops at once."""
-        self._signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL of the server process: a crash."""
-        self._signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Any signal that ends it."""
+        self._asked_to_end = True
+        os.kill(self.pid, number)
 
     @property
     def returncode(self) -> int | None:
@@ -253,10 +258,6 @@ class GatewayProcess:
                 return client.status == 200
         except OSError:  # refused, reset, or (TimeoutError) accepted and mute
             return False
-
-    def _signal(self, number: signal.Signals) -> None:
-        self._asked_to_end = True
-        os.kill(self.pid, number)
 
     def _end(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -261,14 +261,16 @@ class Stack:
         """What the gateway has logged in this test."""
         return self.gateway.stderr()[self._log_start :]
 
-    async def lines(self, count: int = 1) -> list[dict[str, Any]]:
-        """The log's lines about requests of this test, waited for."""
+    async def line(self, answer: Answer) -> dict[str, Any]:
+        """The log's line about the request that was answered so, waited for."""
+        request_id = answer.header("x-request-id")
         async with asyncio.timeout(5):
             while True:
                 lines = [json.loads(line) for line in self.log.splitlines() if line[:1] == "{"]
-                found = [line for line in lines if line["event"] == "request"]
-                if len(found) >= count:
-                    return found
+                for line in lines:
+                    if line["event"] == "request" and line["request_id"] == request_id:
+                        found: dict[str, Any] = line
+                        return found
                 await asyncio.sleep(0.01)
 
     def check(self) -> None:
