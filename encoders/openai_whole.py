@@ -122,7 +122,8 @@ class ChunkAggregator:
         for key, value in chunk.items():
             if key not in _OWN_KEYS and (value is not None or key not in self._common):
                 self._common[key] = value
-        for choice in chunk.get("choices") or []:
+        choices = chunk.get("choices")
+        for choice in choices if isinstance(choices, list) else []:
             if isinstance(choice, Mapping):
                 index = choice.get("index")
                 index = index if isinstance(index, int) else 0

@@ -135,6 +135,8 @@ async def read_whole(candidate: Candidate, reply: UpstreamReply) -> bytes:
         if len(body) > WHOLE_REPLY_BYTES_MAX:
             raise UpstreamProtocolError(f"{provider.name} sent a reply that is too large")
     whole = bytes(body)
+    if not _is_utf8(whole):
+        whole = whole.decode("utf-8", "replace").encode()  # as the events of a stream
     error = error_in_success(provider.name, whole, redactor=provider.redactor)
     if error is not None:
         raise error
@@ -146,6 +148,14 @@ async def read_whole(candidate: Candidate, reply: UpstreamReply) -> bytes:
         raw = excerpt(whole, provider.redactor, _RAW_BYTES_MAX)
         raise UpstreamProtocolError(f"{provider.name} sent no chat completion", raw=raw)
     return whole
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 async def _stream_of_whole(candidate: Candidate, reply: UpstreamReply) -> UpstreamReply:

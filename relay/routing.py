@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from relay.errors import ModelNotFound
 from relay.redact import Redactor
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from relay.upstreams.base import Upstream
+
+_SHOWN_CHARACTERS_MAX: Final = 200  # of a slug, in messages and in the log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +67,10 @@ class Router:
         candidates = self._routes.get(slug)
         if candidates:
             return candidates
+        shown = slug if len(slug) <= _SHOWN_CHARACTERS_MAX else slug[:_SHOWN_CHARACTERS_MAX] + "…"
         if candidates is not None:
             raise ModelNotFound(
-                f"every provider of the model {slug!r} is switched off in this gateway",
+                f"every provider of the model {shown!r} is switched off in this gateway",
                 param="model",
             )
         name, slash, model = slug.partition("/")
@@ -75,7 +78,7 @@ class Router:
         if provider is not None and slash and model:
             return (Candidate(provider=provider, model=model),)
         raise ModelNotFound(
-            f"the model {slug!r} is not served here; GET /v1/models lists those that are",
+            f"the model {shown!r} is not served here; GET /v1/models lists those that are",
             param="model",
         )
 

@@ -78,12 +78,12 @@ def _load(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         try:  # lone surrogates are legal JSON that orjson does not take
-            return json.loads(body.decode(), parse_constant=_no_constant)
+            return json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant)
         except UnicodeDecodeError as stray:
             start = body.rfind(b"\n", 0, stray.start) + 1
             line, column = (
                 body.count(b"\n", 0, start) + 1,
-                len(body[start : stray.start].decode()) + 1,
+                len(body[start : stray.start].decode("utf-8", "replace")) + 1,
             )
             message = "a byte that is not UTF-8"
         except (ValueError, RecursionError):

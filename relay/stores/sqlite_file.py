@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 # How long one waits for another process's write before it gives up.
 BUSY_WAIT_S: Final = 5.0
-# Between two tries to begin. SQLite's own waits grow to 100 ms, in which two busy gateways on one
-# file starve each other.
-_BUSY_PAUSE_S: Final = 0.002
+# A writer's wait is made of tries of its own: SQLite's grow to 100 ms, and between two gateways
+# that both write all the time the one that is just asleep then loses its turn again and again.
+_TRY_MS: Final = 5
+_PAUSE_S: Final = 0.001
 # A WAL that a long read let grow is cut back to this.
 _WAL_KEPT_BYTES: Final = 64 * 1024 * 1024
 
@@ -73,6 +74,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         except BaseException:
             roll_back(connection)
             raise
+        connection.execute(f"PRAGMA busy_timeout = {_TRY_MS}")
     except BaseException:
         connection.close()
         raise
@@ -119,7 +121,7 @@ def _patiently(connection: sqlite3.Connection, statement: str) -> sqlite3.Cursor
         except sqlite3.OperationalError as error:
             if not is_busy(error) or time.monotonic() >= until:
                 raise
-        time.sleep(_BUSY_PAUSE_S)
+        time.sleep(_PAUSE_S)
 
 
 def roll_back(connection: sqlite3.Connection) -> None:

@@ -120,11 +120,10 @@ _PLACE: Final = f"""
 INSERT INTO holds ({HOLD.names}) SELECT {HOLD.marks}
 WHERE NOT EXISTS (SELECT 1 FROM usage WHERE request_id = ?)
 AND (? OR coalesce((
-    SELECT balance_micro_usd - (
-        SELECT coalesce(sum(amount_micro_usd), 0) FROM holds WHERE org = orgs.id AND trial = 0
-    ) >= ? FROM orgs WHERE id = ? AND balance_micro_usd IS NOT NULL
+    SELECT balance_micro_usd - coalesce((SELECT micro_usd FROM held WHERE org = orgs.id), 0) >= ?
+    FROM orgs WHERE id = ? AND balance_micro_usd IS NOT NULL
 ), 1))
-ON CONFLICT DO NOTHING"""
+ON CONFLICT (request_id) DO NOTHING"""
 
 
 def place_hold(connection: sqlite3.Connection, hold: Hold) -> bool:

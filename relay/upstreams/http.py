@@ -12,7 +12,7 @@ import asyncio
 import socket
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 READ_BYTES_MAX: Final = 32 * 1024
 _RELEASE_WAIT_S: Final = 0.1
+# A stale connection fails at once; what fails later was at work on the request.
+_STALE_WITHIN_S: Final = 1.0
 # aiohttp stops reading at twice this; one read of the socket may come on top.
 _BUFFER_BYTES_MAX: Final = 16 * 1024
 _RECEIVE_BUFFER_BYTES: Final = 48 * 1024  # Linux doubles it
@@ -81,9 +83,10 @@ class HttpUpstream:
         """Make the connection pool; there is nothing to reach yet."""
         self._session = aiohttp.ClientSession(
             connector=_Connector(limit=0, socket_factory=_upstream_socket),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
+            timeout=aiohttp.ClientTimeout(total=None, connect=self._connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             read_bufsize=_BUFFER_BYTES_MAX,
+            trace_configs=[_note_reuse()],
         )
 
     async def open(self, request: UpstreamRequest) -> HttpReply:
@@ -92,13 +95,11 @@ class HttpUpstream:
         accept = "text/event-stream" if request.stream else "application/json"
         try:
             async with asyncio.timeout(self._header_timeout_s):
-                with _aborted_if_it_fails():
-                    response = await self._session.post(
-                        f"{base_url}/chat/completions",
-                        data=dumps(request.body),
-                        headers={**self._headers, "Accept": accept},
-                        allow_redirects=False,
-                    )
+                response = await self._post(
+                    f"{base_url}/chat/completions",
+                    dumps(request.body),
+                    {**self._headers, "Accept": accept},
+                )
         except aiohttp.ConnectionTimeoutError:
             raise UpstreamUnavailable(
                 f"{self._name}: no connection within {self._connect_timeout_s:g} s"
@@ -115,6 +116,34 @@ class HttpUpstream:
                 f"{self._name} closed the connection before it answered ({type(error).__name__})"
             ) from None
         return HttpReply(self._name, response)
+
+    async def _post(
+        self, url: str, body: bytes, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        """Send the request, again on another connection if the one from the pool was stale.
+
+        Servers close kept connections whenever they like (llama.cpp after every stream, whatever
+        its `Keep-Alive` says); the request that meets the close was never looked at.
+        """
+        assert self._session is not None
+        clock = asyncio.get_running_loop().time
+        while True:
+            sent = _Sent()
+            started = clock()
+            try:
+                with _aborted_if_it_fails():
+                    return await self._session.post(
+                        url,
+                        data=body,
+                        headers=headers,
+                        allow_redirects=False,
+                        trace_request_ctx=sent,
+                    )
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not sent.reused_a_connection or clock() - started > _STALE_WITHIN_S:
+                    raise
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -138,6 +167,9 @@ class HttpReply:
             self._lost = connection.protocol.closed
         if self._lost is not None:
             self._lost.add_done_callback(self._on_lost)
+            # Once for each connection, however often it is used: nobody else looks at its end.
+            self._lost.remove_done_callback(_seen)
+            self._lost.add_done_callback(_seen)
 
     @property
     def status(self) -> int:
@@ -158,12 +190,10 @@ class HttpReply:
                 f"the connection to {self._name} broke off ({type(error).__name__})"
             ) from None
 
-    def _on_lost(self, lost: asyncio.Future[None]) -> None:
+    def _on_lost(self, _: asyncio.Future[None]) -> None:
         """The connection is gone. aiohttp tells a waiting read, but not where it closed the
         connection itself over a body that breaks HTTP's framing.
         """
-        if not lost.cancelled():
-            lost.exception()  # seen; the body's own error says more
         if not self._content.is_eof() and self._content.exception() is None:
             self._content.set_exception(aiohttp.ClientPayloadError("not HTTP any more"))
 
@@ -189,6 +219,27 @@ class HttpReply:
                 if not await self._content.read(READ_BYTES_MAX):
                     self._end()  # at its end the connection went back by itself
         self.abort()
+
+
+def _seen(lost: asyncio.Future[None]) -> None:
+    """Take note of how a connection ended, lest asyncio complain; the body's own error says more."""
+    if not lost.cancelled():
+        lost.exception()
+
+
+class _Sent:
+    """What the pool did for one request."""
+
+    reused_a_connection = False
+
+
+def _note_reuse() -> aiohttp.TraceConfig:
+    async def reused(_: aiohttp.ClientSession, context: Any, __: object) -> None:
+        context.trace_request_ctx.reused_a_connection = True
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(reused)
+    return trace
 
 
 class _Connector(aiohttp.TCPConnector):

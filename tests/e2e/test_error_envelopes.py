@@ -92,6 +92,12 @@ async def test_json_that_is_too_deep(
     assert (answer.status, answer.error["code"]) == (400, "invalid_request")
 
 
+async def test_json_behind_a_byte_order_mark_is_taken(stack: Stack) -> None:
+    """M1.1: some editors and shells write one; RFC 8259 §8.1 lets us pass it over."""
+    answer = await stack.ask(*openai_stream(["Hi"]), raw=b"\xef\xbb\xbf" + GOOD.encode())
+    assert answer.text == "Hi"
+
+
 async def test_json_that_is_deep_enough_passes(stack: Stack) -> None:
     """M1.1: schemas and tool results are nested, and go on as they came."""
     deep: Any = 1

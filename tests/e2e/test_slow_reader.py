@@ -44,7 +44,7 @@ FOR_EVER: Final = 1_000_000
 SMALL: Final = sse(chunk("x" * 10))  # some 200 bytes
 LARGE: Final = sse(chunk("x" * 256 * KIB))
 READERS: Final = 50
-STALL_S: Final = 0.6
+STALL_S: Final = 0.5
 AGGREGATED: Final = "aggregated/model"
 
 
@@ -104,16 +104,14 @@ async def test_a_reader_that_never_reads_costs_little_and_slows_nobody(
         alone_s = await read_a_stream(gateway, up, 500)
         before = gateway.rss_bytes()
         pairs = [await stuck(gateway, up, stack, block) for _ in range(READERS)]
-        for _, asked in pairs:
-            await until_still(asked, 0.05)
-        await asyncio.sleep(0.3)
+        await until_still(*(asked for _, asked in pairs))
         written = [asked.bytes_written for _, asked in pairs]
         cost = (gateway.rss_bytes() - before) / READERS
         print(f"{cost / KIB:.0f} KiB for each reader")
         assert cost < bound
         for client, asked in pairs:
             # Both ends are read, so this is what the gateway and its kernel hold.
-            taken = asked.bytes_written - in_kernel(asked.socket, termios.TIOCOUTQ)
+            taken = asked.bytes_written - in_kernel(asked.connection.socket, termios.TIOCOUTQ)
             held = taken - in_kernel(client.sock, termios.FIONREAD)
             assert held <= 2 * len(block) + 256 * KIB + 64 * KIB
         beside_s = await read_a_stream(gateway, up, 500)

@@ -46,14 +46,13 @@ async def until(
     return time.monotonic() - started
 
 
-async def until_still(request: RecordedRequest, quiet_s: float = 0.3) -> int:
-    """Waits until nothing more of a flood is taken, and returns how much was."""
+async def until_still(*requests: RecordedRequest, quiet_s: float = 0.3) -> None:
+    """Waits until nothing more of any of these answers is taken."""
     seen, since = -1, time.monotonic()
     while time.monotonic() - since < quiet_s:
-        if request.bytes_written != seen:
-            seen, since = request.bytes_written, time.monotonic()
+        if (now := sum(request.bytes_written for request in requests)) != seen:
+            seen, since = now, time.monotonic()
         await asyncio.sleep(0.02)
-    return seen
 
 
 class Aftermath:

@@ -14,6 +14,7 @@ The steps and the helpers that build bodies are those of `tests.support.script`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import socket
@@ -81,9 +82,6 @@ __all__ = [
 _SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes that the kernel has not put on the wire yet
 
 
-# --- what is recorded -----------------------------------------------------------------------------
-
-
 @dataclass(eq=False)
 class RecordedRequest:
     """One request as it came, and how far its answer got.
@@ -127,11 +125,6 @@ class RecordedRequest:
         # The transport drops its buffer when it dies: then only whole writes are known.
         waiting = self.connection.unwritten()
         return self.drained if waiting is None else max(self.drained, self.queued - waiting)
-
-    @property
-    def socket(self) -> socket.socket:
-        """Its connection's, for what only the kernel knows."""
-        return self.connection.socket
 
     async def wait_closed(self, timeout: float = 5.0) -> float:
         """Waits for the peer's close and returns its time."""
@@ -311,7 +304,8 @@ class _Connection(asyncio.Protocol):
     def finish(self) -> None:
         """Sends FIN and goes on listening."""
         self._finished = True
-        self._transport.write_eof()
+        with contextlib.suppress(OSError):  # reset by the peer, and not told yet
+            self._transport.write_eof()
 
     async def reset(self) -> None:
         """Sends RST, after what was written."""
