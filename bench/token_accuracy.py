@@ -74,7 +74,7 @@ def measure(name: str, body: dict[str, Any], reads: Iterable[bytes]) -> Line | N
     if relay.outcome is not Outcome.COMPLETED or usage is None:
         return None
     estimate = estimate_prompt_tokens(body)
-    counted = meter.read(None, rewriter.characters, estimate)
+    counted = meter.read(None, lambda: rewriter.characters, estimate)
     return Line(
         name,
         usage.prompt_tokens or 0,

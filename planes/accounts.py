@@ -118,6 +118,7 @@ class Accounts:
 
     def _look_up_prices(self, router: Router) -> None:
         """Find every price now, so that an unknown one is told at the start (M4.4)."""
+        self._prices.warm_up()
         for slug, candidates in router.routes():
             for candidate in candidates:
                 self._prices.price(slug, candidate.provider.name, candidate.model)
@@ -135,7 +136,7 @@ def _price_book(settings: Settings) -> PriceBook:
     urls = {
         name: provider.base_url
         for name, provider in settings.providers.items()
-        if isinstance(provider, HttpProvider)
+        if isinstance(provider, HttpProvider) and provider.off_reason is None
     }
     return PriceBook(configured, urls)
 

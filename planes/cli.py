@@ -16,16 +16,20 @@ from pathlib import Path
 import orjson
 from pydantic import ValidationError
 
-from planes.config_file import FILE_NAME, FILE_VARIABLE, ConfigError, find_config, load
-from planes.config_file import load_defaults as load_built_in
+from planes import cli_keys, cli_usage
+from planes.cli_common import (
+    FAILED,
+    OK,
+    USAGE,
+    WHERE,
+    Commands,
+    add_command,
+    add_config,
+    load_settings,
+)
+from planes.config_file import ConfigError, load
 from planes.settings import Server, Settings, explain, notices
 from planes.version import version
-
-OK, FAILED, USAGE = 0, 1, 2
-
-_WHERE = f"""\
-The configuration is the file of --config, else that of ${FILE_VARIABLE}, else ./{FILE_NAME},
-else built-in defaults."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,13 +57,17 @@ def _run(options: argparse.Namespace) -> int:
             return _check(Path(options.file))
         case "models":
             return _models(options)
+        case "keys":
+            return cli_keys.run(options)
+        case "usage":
+            return cli_usage.run(options)
         case _:
             print(f"sluicegate {version()}")
             return OK
 
 
 def _serve(options: argparse.Namespace) -> int:
-    settings, path = _load(options.config)
+    settings, path = load_settings(options.config)
     settings = _with_flags(settings, options)
     try:
         from planes.app import serve
@@ -104,7 +112,7 @@ def _check(path: Path) -> int:
 
 
 def _models(options: argparse.Namespace) -> int:
-    settings, _ = _load(options.config)
+    settings, _ = load_settings(options.config)
     off = {name: settings.provider_off_reason(name) for name in settings.providers}
     if options.json:
         print(orjson.dumps(_models_document(settings, off), option=orjson.OPT_INDENT_2).decode())
@@ -139,13 +147,6 @@ def _models_document(settings: Settings, off: dict[str, str | None]) -> dict[str
     return {"models": models, "providers": {name: state(name) for name in off}}
 
 
-def _load(flag: str | None) -> tuple[Settings, Path | None]:
-    path = find_config(flag, os.environ, Path())
-    if path is None:
-        return load_built_in(os.environ), None
-    return load(path, os.environ), path
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sluicegate",
@@ -154,6 +155,8 @@ def _parser() -> argparse.ArgumentParser:
 examples:
   sluicegate serve                          with ./sluicegate.yaml, or built-in defaults
   sluicegate check sluicegate.yaml          every problem of a configuration, with its line
+  sluicegate keys create --org acme         a key for a client
+  sluicegate usage --since 1d               what it was used for
   sluicegate serve --help                   what a command takes
 """,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -163,22 +166,22 @@ examples:
     return parser
 
 
-def _add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    serve = _command(
+def _add_commands(commands: Commands) -> None:
+    serve = add_command(
         commands,
         "serve",
         "Serve until SIGTERM or SIGINT; running streams are drained, a second signal stops at "
-        f"once.\n\n{_WHERE}",
+        f"once.\n\n{WHERE}",
         """\
   sluicegate serve
   sluicegate serve --config /etc/sluicegate.yaml
   sluicegate serve --host 0.0.0.0 --port 9000""",
     )
-    _add_config(serve)
+    add_config(serve)
     serve.add_argument("--host", metavar="H", help="address to listen on, over the file's")
     serve.add_argument("--port", metavar="P", type=int, help="port to listen on, over the file's")
     serve.add_argument("--workers", metavar="N", type=int, help="processes, over the file's")
-    check = _command(
+    check = add_command(
         commands,
         "check",
         "Check a configuration: every problem with its line (exit 1), or what is off or not "
@@ -189,36 +192,19 @@ def _add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
   OPENAI_API_KEY=sk-example sluicegate check sluicegate.yaml""",
     )
     check.add_argument("file", metavar="FILE", help="the YAML file to check")
-    models = _command(
+    models = add_command(
         commands,
         "models",
-        f"List the models, who serves them, and which providers are on.\n\n{_WHERE}",
+        f"List the models, who serves them, and which providers are on.\n\n{WHERE}",
         """\
   sluicegate models
   sluicegate models --config sluicegate.yaml --json""",
     )
-    _add_config(models)
+    add_config(models)
     models.add_argument("--json", action="store_true", help="as one JSON document")
-    _command(commands, "version", "Print the version.", "  sluicegate version")
-
-
-def _command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    description: str,
-    examples: str,
-) -> argparse.ArgumentParser:
-    return commands.add_parser(
-        name,
-        help=description.partition("\n")[0].partition(":")[0].partition(";")[0].rstrip("."),
-        description=description,
-        epilog=f"examples:\n{examples}\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-
-def _add_config(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--config", metavar="FILE", help="the YAML file to load")
+    cli_keys.add_commands(commands)
+    cli_usage.add_commands(commands)
+    add_command(commands, "version", "Print the version.", "  sluicegate version")
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ def _settlement(opened: OpenHold, outcome: Outcome, *, dialled: bool) -> Settlem
     hold, record = opened.hold, opened.record
     reading = opened.read() if opened.read is not None else None
     if reading is None:
-        reading = meter.read(None, 0, hold.prompt_tokens)
+        reading = meter.read(None, lambda: 0, hold.prompt_tokens)
     came_out = reading.source is not Source.NONE
     status, code = _told(record, outcome)
     match outcome:

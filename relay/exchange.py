@@ -285,13 +285,13 @@ class Exchange:
         usage = self._record.usage = openai_usage(reply.get("usage"))
         counter = TextCounter()
         counter.add_choices(reply.get("choices"))
-        self._meter(lambda: (usage, counter.characters))
+        self._meter(lambda: usage, lambda: counter.characters)
 
-    def _meter(self, used: Callable[[], tuple[TokenUsage | None, int]]) -> None:
+    def _meter(self, usage: Callable[[], TokenUsage | None], characters: Callable[[], int]) -> None:
         """From here on the hold can be read: usage as reported, and characters that came out."""
         if self._hold is not None:
             prompt = self._hold.hold.prompt_tokens
-            self._hold.read = lambda: meter.read(*used(), prompt)
+            self._hold.read = lambda: meter.read(usage(), characters, prompt)
 
     def _relay_with(self, rewriter: ChunkRewriter, candidate: Candidate) -> StreamRelay:
         self._relay = StreamRelay(
@@ -300,7 +300,7 @@ class Exchange:
             redactor=candidate.provider.redactor,
             max_event_bytes=candidate.provider.max_event_bytes,
         )
-        self._meter(lambda: (rewriter.usage, rewriter.characters))
+        self._meter(lambda: rewriter.usage, lambda: rewriter.characters)
         return self._relay
 
     def _note_first_byte(self) -> None:

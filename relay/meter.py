@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from relay.money import Source, tokens_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from encoders.usage import TokenUsage
 
 
@@ -27,23 +29,25 @@ class Reading:
     source: Source
 
 
-def read(usage: TokenUsage | None, characters: int, prompt_estimate: int) -> Reading:
+def read(usage: TokenUsage | None, characters: Callable[[], int], prompt_estimate: int) -> Reading:
     """Return what was used so far.
 
     Args:
         usage: the last usage that the provider reported. What it reports is believed, zero too;
             what it leaves out is estimated.
-        characters: of the output so far. prompt_estimate: tokens of the prompt.
+        characters: counts the output so far; asked only if the provider has not told its tokens.
+        prompt_estimate: tokens of the prompt.
     """
     prompt = usage.prompt_tokens if usage else None
     completion = usage.completion_tokens if usage else None
     if completion is not None:
         source = Source.REPORTED
     else:
-        source = Source.COUNTED if characters or usage else Source.NONE
+        completion = tokens_of(characters())
+        source = Source.COUNTED if completion or usage else Source.NONE
     return Reading(
         prompt_tokens=prompt_estimate if prompt is None else prompt,
-        completion_tokens=tokens_of(characters) if completion is None else completion,
+        completion_tokens=completion,
         cached_tokens=usage.cached_tokens if usage else None,
         reasoning_tokens=usage.reasoning_tokens if usage else None,
         source=source,

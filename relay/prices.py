@@ -38,6 +38,11 @@ class PriceBook:
         self._look_up = look_up or bundled_price
         self._found: dict[tuple[str, str], Price] = {}
 
+    def warm_up(self) -> None:
+        """Load the list now, so that no request waits for it; takes a third of a second."""
+        for url in self._urls.values():
+            self._look_up(url, "")
+
     def price(self, slug: str, provider: str, model: str) -> Price:
         """Return the price of `model` at `provider` under `slug`; free, with one warning, if
         nobody knows it.

@@ -34,7 +34,7 @@ from planes.settings.providers import (
     Shape,
 )
 from planes.settings.root import Settings
-from planes.settings.server import Billing, Bus, Journal, Server, Store, Telemetry
+from planes.settings.server import Billing, Bus, Journal, Server, Store, Telemetry, Webhook
 from planes.settings.workflows import (
     AgentsPlane,
     DurableEngine,
@@ -77,6 +77,7 @@ __all__ = [
     "SystemOneBackend",
     "SystemZeroBackend",
     "Telemetry",
+    "Webhook",
     "Workflows",
     "explain",
     "notices",

@@ -8,7 +8,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -86,6 +86,24 @@ def http_url(value: str) -> str:
     Raises:
         PydanticCustomError: not http(s), no host, a bad port, or parts that a base cannot have.
     """
+    parts = _http_parts(value)
+    if parts.query or parts.fragment:
+        raise complaint("must not have a query or a fragment: paths are appended to it")
+    return value.rstrip("/")
+
+
+def http_link(value: str) -> str:
+    """Check a URL that is called as it is written.
+
+    Raises:
+        PydanticCustomError: not http(s), no host, a bad port, or a fragment.
+    """
+    if _http_parts(value).fragment:
+        raise complaint("must not have a fragment: it would not be sent")
+    return value
+
+
+def _http_parts(value: str) -> SplitResult:
     if any(not c.isprintable() or c.isspace() for c in value):
         raise complaint("must not contain spaces or control characters")
     scheme = _SCHEME.match(value)
@@ -101,10 +119,8 @@ def http_url(value: str) -> str:
     if not host:
         raise complaint("must name a host")
     if parts.username is not None or parts.password is not None:
-        raise complaint("must not hold a user or password; use api_key or headers")
-    if parts.query or parts.fragment:
-        raise complaint("must not have a query or a fragment: paths are appended to it")
-    return value.rstrip("/")
+        raise complaint("must not hold a user or password; use the settings for secrets")
+    return parts
 
 
 def is_loopback(url: str) -> bool:
@@ -125,6 +141,12 @@ def _secret(value: SecretStr) -> SecretStr:
     if not all("!" <= c <= "~" for c in text):
         raise complaint("must be printable ASCII without spaces or line breaks")
     return SecretStr(text)
+
+
+def _not_empty(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value():
+        raise complaint("must not be empty")
+    return value
 
 
 def _header_name(value: str) -> str:
@@ -153,7 +175,9 @@ Positive = Annotated[Number, Field(gt=0)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Line = Annotated[str, AfterValidator(_one_line)]
 Secret = Annotated[SecretStr, AfterValidator(_secret)]
+RequiredSecret = Annotated[Secret, AfterValidator(_not_empty)]
 HttpUrl = Annotated[str, AfterValidator(http_url)]
+HttpLink = Annotated[str, AfterValidator(http_link)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 HeaderValue = Annotated[str, AfterValidator(_header_value)]
 # `key:` with nothing behind it, and an unset `${KEY:-}` without quotes, are null in YAML. Both

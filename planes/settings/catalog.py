@@ -3,38 +3,31 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import Field, model_validator
 
 from planes.settings.base import (
     Amount,
     Count,
     Line,
-    Secret,
+    RequiredSecret,
     Section,
     Text,
     complaint,
     matching,
 )
 
+BALANCE_USD_MAX = 1_000_000_000  # a million times that, in micro-USD, is far inside 64 bits
 KeyStatus = Literal["active", "suspended", "revoked"]
-
-
-def _not_empty(value: SecretStr) -> SecretStr:
-    if not value.get_secret_value():
-        raise complaint("must not be empty")
-    return value
 
 
 class Key(Section):
     """A static key of a client."""
 
-    key: Annotated[Secret, AfterValidator(_not_empty)] = Field(
-        description="The key that clients send."
-    )
+    key: RequiredSecret = Field(description="The key that clients send.")
     org: Line = Field(description="The organisation that the key belongs to.")
     name: Line | None = Field(default=None, description="A name for people to tell keys apart.")
     trial: bool = Field(default=False, description="Whether usage is logged but never debited.")
-    balance_usd: Amount | None = Field(
+    balance_usd: Annotated[Amount, Field(le=BALANCE_USD_MAX)] | None = Field(
         default=None, description="Opening balance of the org in US dollars; null sets none."
     )
     max_concurrent: Count | None = Field(

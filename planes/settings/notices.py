@@ -62,8 +62,6 @@ def _later(settings: Settings) -> Iterator[str]:
         sections.remove("agents")
     if sections:
         yield f"{_and(sections)} {_be(sections)} configured but not served yet"
-    if any(key.balance_usd is not None or key.trial for key in settings.keys):
-        yield "keys: balances are recorded but not enforced yet (balance_usd, trial)"
 
 
 def _missing(settings: Settings) -> Iterator[str]:

@@ -1,14 +1,17 @@
 """The process and what it stands on: server, store, bus, journal, billing, telemetry (O3)."""
 
+import base64
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
 from planes.settings.base import (
     Amount,
     Count,
+    HttpLink,
     Integer,
     Positive,
+    RequiredSecret,
     Section,
     Text,
     complaint,
@@ -101,16 +104,36 @@ class Journal(Section):
     )
 
 
-def _no_webhook(value: object) -> object:
-    if value is not None:
-        raise not_served("a webhook", "the ledger (`webhook: null`) is")
-    return value
-
-
 def _no_otlp(value: object) -> object:
     if value is not None:
         raise not_served("an OTLP endpoint", "`metrics: true` (GET /metrics) is")
     return value
+
+
+class Webhook(Section):
+    """A URL that is told of every settled request, and may be asked before it (M4.3)."""
+
+    url: HttpLink = Field(repr=False, description="http(s) URL that notices are posted to.")
+    secret: RequiredSecret = Field(
+        description="Signs every notice; the receiver checks it. With the prefix `whsec_`, base64."
+    )
+    timeout_s: Positive = Field(default=5, description="Seconds that one call may take.")
+    authorize: bool = Field(
+        default=False, description="Whether it is asked before each request; 402 refuses it."
+    )
+
+    @field_validator("secret")
+    @classmethod
+    def _usable(cls, value: SecretStr) -> SecretStr:
+        text = value.get_secret_value()
+        if text.startswith("whsec_"):
+            try:
+                decoded = base64.b64decode(text.removeprefix("whsec_"), validate=True)
+            except ValueError:
+                raise complaint("must be base64 after `whsec_`") from None
+            if not decoded:
+                raise complaint("must not be empty after `whsec_`")
+        return value
 
 
 class Billing(Section):
@@ -125,8 +148,8 @@ class Billing(Section):
     hold_output_tokens: Count = Field(
         default=4096, description="Output tokens to hold for a request without max_tokens."
     )
-    webhook: Annotated[str | None, BeforeValidator(_no_webhook)] = Field(
-        default=None, description="URL of a billing webhook; null keeps to the ledger."
+    webhook: Webhook | None = Field(
+        default=None, description="A webhook beside the ledger; null is none."
     )
 
 

@@ -16,7 +16,7 @@ import queue
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from relay.stores.base import StoreError
 from relay.stores.sqlite_file import begin, roll_back
@@ -32,9 +32,9 @@ T = TypeVar("T")
 QUEUE_MAX: Final = 10_000
 # Bounds how long one transaction keeps other processes from writing.
 BATCH_MAX: Final = 1_000
-# An event loop that is never idle lets go of the interpreter for a moment only, again and again,
-# and a thread that waits for it asks for its turn after one whole interval without such a moment.
-# With Python's 5 ms that came to never: operations took up to 36 s, at 0.2 ms up to 10 ms.
+# An event loop that is never idle lets go of the interpreter again and again, but for a moment that
+# is too short for another thread to wake up in; and a thread insists on its turn only after a whole
+# interval without such a moment. With Python's 5 ms an operation then took up to 36 s.
 SWITCH_INTERVAL_S: Final = 0.0002
 
 
@@ -51,11 +51,16 @@ class _Job:
 class ConnectionThread:
     """One thread and its connection.
 
+    Attributes:
+        batch_max: how many operations are taken at once; all of them end before one is told.
+
     Args:
         name: of the thread.
         connect: opens the connection; called in the thread.
         explain: makes a StoreError of whatever was raised.
     """
+
+    batch_max: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -152,7 +157,7 @@ class ConnectionThread:
         job = self._queue.get()
         while job is not None:
             batch.append(job)
-            if len(batch) == BATCH_MAX:
+            if len(batch) == self.batch_max:
                 return batch
             try:
                 job = self._queue.get_nowait()
@@ -198,6 +203,8 @@ class WriterThread(ConnectionThread):
     A failing operation is undone and fails its own caller only. Everyone is told after the
     commit; if that fails, nothing was done and everyone is told so.
     """
+
+    batch_max = BATCH_MAX
 
     def _work(self, connection: sqlite3.Connection, batch: Sequence[_Job]) -> None:
         try:

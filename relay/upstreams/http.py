@@ -222,7 +222,7 @@ class HttpReply:
 
 
 def _seen(lost: asyncio.Future[None]) -> None:
-    """Take note of how a connection ended, lest asyncio complain; the body's own error says more."""
+    """Take note of how a connection ended, lest asyncio complain: the body's error says more."""
     if not lost.cancelled():
         lost.exception()
 

@@ -141,6 +141,24 @@ async def test_one_connection_serves_one_request_after_the_other(stack: Stack) -
             assert (client.status, client.complete) == (expected, True)
 
 
+async def test_pipelined_requests_are_answered_in_order(stack: Stack) -> None:
+    """M2.1: three requests in one packet, the last of which closes the connection."""
+    body = json.dumps({"model": MODEL, "messages": MESSAGES, "stream": True}).encode()
+    head = f"host: x\r\nx-api-key: {KEY}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    request = b"POST /v1/chat/completions?beta=true HTTP/1.1\r\n" + head + body
+    last = request.replace(b"host: x", b"host: x\r\nconnection: close")
+    for word in "abc":
+        stack.up.script(*openai_stream([word], usage=False))
+    reader, writer = await asyncio.open_connection(stack.gateway.host, stack.gateway.port)
+    writer.write(request * 2 + last)
+    async with asyncio.timeout(10):
+        said = await reader.read(-1)
+    writer.close()
+    assert (said.count(b"HTTP/1.1 200 OK"), said.count(b"data: [DONE]")) == (3, 3)
+    places = [said.index(b'"content":"%s"' % word) for word in (b"a", b"b", b"c")]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize("headers", [[], [("connection", "keep-alive")]])
 async def test_a_client_of_http_1_0(stack: Stack, headers: list[tuple[str, str]]) -> None:
     """M2.1: no chunks on its wire; the connection's end is the stream's."""

@@ -245,6 +245,15 @@ async def test_reading_goes_on_after_the_finish_reason(stack: Stack) -> None:
     assert json.loads(client.events[-2][6:])["usage"] == COUNT
 
 
+@pytest.mark.parametrize("missing", [0, 1, 2])
+async def test_usage_that_lacks_its_blank_line_is_read(stack: Stack, missing: int) -> None:
+    """B08, B22: the last event of a body without `[DONE]` counts if it is whole."""
+    last = sse(tally(COUNT))
+    body = sse(FIRST) + sse(A) + sse(STOP) + last[: len(last) - missing]
+    answer = await stack.ask(Send(body), Eof(), **ASKED)
+    assert answer.chunks[-1]["usage"] == COUNT
+
+
 async def test_what_is_no_count_is_no_usage(stack: Stack) -> None:
     """M2.4: negative, textual or absurd counts are not metered, and do no harm."""
     for bad in (-1, "7", True, [1], 1e300, {"a": 1}):

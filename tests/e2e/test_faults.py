@@ -5,6 +5,7 @@ The gateway runs in this process, by the runner of production, so that a bug can
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +20,8 @@ from planes.app import make_app, make_runner
 from planes.settings import Settings
 from relay import exchange
 from relay.stream import StreamRelay
-from tests.support.fake_upstream import DONE, FakeUpstream, Send, Sleep, chunk, sse
+from tests.support.checks import until
+from tests.support.fake_upstream import DONE, FakeUpstream, Send, Sleep, Wait, chunk, sse
 from tests.support.gateway import AUTH, MODEL, config_for
 from tests.support.stack import MESSAGES, served
 from tests.support.wire import RawClient
@@ -87,7 +89,7 @@ async def test_a_bug_after_the_first_byte_ends_in_band(
         return feed(self, data)
 
     monkeypatch.setattr(StreamRelay, "feed", feed_once)
-    up.script(Send(sse(A)), Sleep(0.1), Send(sse(B)), Send(DONE))
+    up.script(Send(sse(A)), Sleep(0.1), Send(sse(B)), Wait(asyncio.Event()))
     await ask(client, stream=True)
     assert (client.status, client.complete) == (200, True)
     first, error, done = client.events
@@ -96,7 +98,7 @@ async def test_a_bug_after_the_first_byte_ends_in_band(
     assert b'"finish_reason":"error"' in error
     assert b"a bug" not in error
     assert done + b"\n\n" == DONE
-    assert "a bug" in log.getvalue()
+    await until(lambda: "a bug" in log.getvalue(), what="a line in the log")
     await (await up.request()).wait_closed()
     monkeypatch.undo()
     up.script(Send(sse(A)), Send(DONE))

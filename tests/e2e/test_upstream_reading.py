@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import zlib
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -75,6 +76,8 @@ FRAMINGS: Final[dict[str, bytes]] = {
     "blank lines": b"\n\n\n" + WHOLE.replace(b"\n\n", b"\n\n\n\n"),
     "no blank line at the end (B08)": WHOLE[:-1],
     "no line end at the end (B08)": WHOLE[:-2],
+    "no blank line behind the finish (B08)": WHOLE[: -len(DONE) - 1],
+    "no line end behind the finish (B08)": WHOLE[: -len(DONE) - 2],
     "half a line at the end (B15)": WHOLE[: -len(DONE)] + b'data: {"id":"c","choi',
     "half a field at the end": WHOLE[: -len(DONE)] + b"dat",
 }
@@ -120,6 +123,25 @@ async def test_json_over_several_data_lines_leaves_as_one_line(stack: Stack) -> 
     expected = [served(B) for _ in sent]
     assert [data.replace(b", ", b",") for data in answer.data[1:-3]] == expected
     assert answer.data[-3:] == EXPECTED[1:]
+
+
+async def test_indented_json_leaves_as_one_line_each(stack: Stack) -> None:
+    """M2.1, M3.1: an upstream that pretty-prints sends every chunk over many data lines."""
+    chunks = [json.loads(data) for data in (A, B, B, B, END)]
+    answer = await stack.ask(*(Send(sse(json.dumps(c, indent=1))) for c in chunks), Send(DONE))
+    ours = {"model": "test/model", "provider": "fake"}
+    assert answer.chunks == [chunk | ours for chunk in chunks]
+    assert len(answer.body.splitlines()) == 2 * len(answer.data)
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/event-stream; charset=utf-8", "TEXT/EVENT-STREAM", "text/plain", "", "x/y"]
+)
+async def test_what_a_stream_is_called_does_not_matter(stack: Stack, kind: str) -> None:
+    """M3.1: many servers name it otherwise, or not at all; ours is named as it must be."""
+    answer = await stack.ask(Head(headers={"content-type": kind}), Send(WHOLE))
+    assert answer.data == EXPECTED
+    assert answer.header("content-type") == "text/event-stream"
 
 
 @pytest.mark.parametrize("text", ["你", "é", "😀", "a\u2028b\u2029c\x85d", "\u200d\ufeff"])

@@ -82,7 +82,6 @@ def test_the_contracts_example_loads_without_keys() -> None:
         "providers openai, anthropic and gemini are off: api_key is empty",
         "provider odd-one: cumulative_deltas and inline_tool_calls are not served yet",
         "agents, agents_plane, workflows and decision are configured but not served yet",
-        "keys: balances are recorded but not enforced yet (balance_usd, trial)",
     ]
 
 

@@ -105,6 +105,24 @@ def test_lone_surrogates_never_kill_a_stream() -> None:
     assert json.loads(dumps(value)) == value
 
 
+@pytest.mark.parametrize(
+    "data", [b"\xef\xbb\xbf{}", "{}".encode("utf-16"), "{}".encode("utf-16-le"), b'"\xff"']
+)
+def test_only_utf_8_is_json(data: bytes) -> None:
+    """Whoever edits the bytes must be able to find in them what was decoded."""
+    with pytest.raises(ValueError):  # noqa: PT011  any
+        loads(data)
+
+
+def test_nesting_that_no_encoder_takes_is_a_plain_error() -> None:
+    """A chunk that is healed is encoded again; what cannot be must not be a fault of ours."""
+    value: list[object] = []
+    for _ in range(5000):
+        value = [value]
+    with pytest.raises(ValueError, match="nested too deeply"):
+        dumps(value)
+
+
 def test_nesting_without_end_is_a_plain_error() -> None:
     with pytest.raises(ValueError, match="nested"):
         loads(b"[" * 200_000)

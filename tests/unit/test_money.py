@@ -127,7 +127,7 @@ def test_largest_outputs(body: dict[str, Any], tokens: int) -> None:
 def test_readings(
     usage: TokenUsage | None, characters: int, expected: tuple[int, int, Source]
 ) -> None:
-    got = meter.read(usage, characters, 7)
+    got = meter.read(usage, lambda: characters, 7)
     assert (got.prompt_tokens, got.completion_tokens, got.source) == expected
 
 
@@ -201,9 +201,9 @@ def end(
     return told
 
 
-SOME = meter.read(None, 24, 100)
-NONE = meter.read(None, 0, 100)
-FULL = meter.read(TokenUsage(prompt_tokens=90, completion_tokens=40), 24, 100)
+SOME = meter.read(None, lambda: 24, 100)
+NONE = meter.read(None, lambda: 0, 100)
+FULL = meter.read(TokenUsage(prompt_tokens=90, completion_tokens=40), lambda: 24, 100)
 FAILED = UpstreamError("no")
 
 

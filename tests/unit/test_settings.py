@@ -21,6 +21,7 @@ from planes.settings import (
 from planes.settings.base import Section
 
 OPENAI = {"shape": "openai", "base_url": "https://api.example.com/v1", "api_key": "sk-1"}
+HOOK = {"url": "https://h/hook/?tenant=1", "secret": "hush"}
 UNITS = ("_s", "_mb", "_usd", "_usd_per_mtok", "_days", "_ms")
 
 
@@ -89,6 +90,15 @@ def test_defaults_are_those_of_the_contract() -> None:
         "webhook": None,
     }
     assert empty.telemetry.model_dump() == {"log": "json", "metrics": True, "otlp_endpoint": None}
+
+
+def test_a_webhook_has_the_contracts_defaults_and_keeps_its_url() -> None:
+    """M4.3, O3: the URL is called as it is written, query and trailing slash too."""
+    hook = settings(billing={"webhook": HOOK}).billing.webhook
+    assert hook is not None
+    assert (hook.url, hook.secret) == (HOOK["url"], SecretStr("hush"))
+    assert (hook.timeout_s, hook.authorize) == (5, False)
+    assert notices(settings(billing={"webhook": HOOK})) == []
 
 
 def test_settings_are_frozen() -> None:
@@ -168,6 +178,7 @@ def test_no_secret_is_in_a_repr_or_an_error() -> None:
     whole = settings(
         keys=[{"key": secret, "org": "dev"}],
         providers={"p": OPENAI | {"api_key": secret, "headers": {"x-auth": secret}}},
+        billing={"webhook": {"url": f"https://h/?t={secret}", "secret": secret}},
     )
     assert secret not in repr(whole)
     assert secret not in str(whole)
@@ -178,6 +189,7 @@ def test_no_secret_is_in_a_repr_or_an_error() -> None:
         "providers": {"p": OPENAI | {"api_key": [secret], "base_url": secret, "shape": secret}},
         "models": {"m": {"candidates": [{"provider": secret, "model": "x"}]}},
         "decision": {"backend": {"kind": secret}},
+        "billing": {"webhook": {"url": secret, "secret": f"{secret} {secret}"}},
     }
     with pytest.raises(ValidationError) as caught:
         Settings.model_validate(wrong)
@@ -201,6 +213,7 @@ def test_a_key_is_trimmed_and_has_the_contracts_defaults() -> None:
         ({"max_concurrent": 0}, "keys.0.max_concurrent: must be at least 1"),
         ({"max_concurrent": 1.5}, "keys.0.max_concurrent: must be a whole number"),
         ({"balance_usd": -1}, "keys.0.balance_usd: must be at least 0"),
+        ({"balance_usd": 1e10}, "keys.0.balance_usd: must be at most 1e+09"),
         ({"balance_usd": float("nan")}, "keys.0.balance_usd: must be a finite number"),
         ({"status": "aktive"}, "keys.0.status: must be 'active', 'suspended' or 'revoked'"),
         ({"org": 12}, "keys.0.org: must be text"),
@@ -235,6 +248,16 @@ def test_a_wrong_key_is_refused(fields: dict[str, object], complaint: str) -> No
         ({"decision": {"media": ["smell"]}}, "decision.media.0: must be 'image', 'audio'"),
         ({"decision": {"backend": {"kind": "systemone", "base_url": "http://h", "modl": "m"}}},
          "decision.backend.model: is missing"),
+        ({"billing": {"webhook": "https://h"}}, "billing.webhook: must be a mapping"),
+        ({"billing": {"webhook": HOOK | {"url": "ftp://h"}}}, "billing.webhook.url: must begin"),
+        ({"billing": {"webhook": HOOK | {"url": "http://h#x"}}}, "billing.webhook.url: must not"),
+        ({"billing": {"webhook": HOOK | {"url": "http://u@h"}}}, "billing.webhook.url: must not"),
+        ({"billing": {"webhook": {"url": "http://h"}}}, "billing.webhook.secret: is missing"),
+        ({"billing": {"webhook": HOOK | {"secret": " "}}}, "billing.webhook.secret: must not be"),
+        ({"billing": {"webhook": HOOK | {"secret": None}}}, "billing.webhook.secret: must be text"),
+        ({"billing": {"webhook": HOOK | {"secret": "whsec_?"}}}, "billing.webhook.secret: must be"),
+        ({"billing": {"webhook": HOOK | {"secret": "whsec_"}}}, "billing.webhook.secret: must not"),
+        ({"billing": {"webhook": HOOK | {"timeout_s": 0}}}, "billing.webhook.timeout_s: must be"),
         ({"telemetry": {"log": "xml"}}, "telemetry.log: must be 'json' or 'console'"),
         ({"telemtry": {}}, "telemtry: unknown key `telemtry` (did you mean `telemetry`?)"),
     ],
@@ -250,7 +273,6 @@ def test_a_wrong_section_is_refused(section: dict[str, object], complaint: str) 
         ({"store": {"url": "postgresql://u:p@h/db"}}, "store.url", "sqlite:///FILE is"),
         ({"bus": {"url": "redis://h:6379/0"}}, "bus.url", "memory:// is"),
         ({"server": {"workers": 2}}, "server.workers", "`workers: 1` is"),
-        ({"billing": {"webhook": "https://h"}}, "billing.webhook", "the ledger"),
         ({"telemetry": {"otlp_endpoint": "http://h"}}, "telemetry.otlp_endpoint", "metrics"),
     ],
 )
@@ -354,10 +376,6 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
             "agents and decision are configured but not served yet",
         ),
         ({"workflows": {}}, "workflows is configured but not served yet"),
-        (
-            {"keys": [{"key": "ozk_1", "org": "dev", "trial": True}]},
-            "keys: balances are recorded but not enforced yet (balance_usd, trial)",
-        ),
         ({"keys": []}, "no keys are configured: every request will be refused"),
         ({"providers": {}}, "no provider is on: no model can be served"),
     ],
