@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from relay.upstreams.base import Upstream
 
-_SHOWN_CHARACTERS_MAX: Final = 200  # of a slug, in messages and in the log
+_SLUG_CHARACTERS_MAX: Final = 512  # a client's own choice; it stands in every chunk and in the log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,8 @@ class Router:
         candidates = self._routes.get(slug)
         if candidates:
             return candidates
-        shown = slug if len(slug) <= _SHOWN_CHARACTERS_MAX else slug[:_SHOWN_CHARACTERS_MAX] + "…"
+        too_long = len(slug) > _SLUG_CHARACTERS_MAX
+        shown = slug[:_SLUG_CHARACTERS_MAX] + "…" if too_long else slug
         if candidates is not None:
             raise ModelNotFound(
                 f"every provider of the model {shown!r} is switched off in this gateway",
@@ -75,7 +76,7 @@ class Router:
             )
         name, slash, model = slug.partition("/")
         provider = self._providers.get(name)
-        if provider is not None and slash and model:
+        if provider is not None and slash and model and not too_long:
             return (Candidate(provider=provider, model=model),)
         raise ModelNotFound(
             f"the model {shown!r} is not served here; GET /v1/models lists those that are",

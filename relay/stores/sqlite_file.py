@@ -14,6 +14,7 @@ from relay.stores.schema import check, migrate
 if TYPE_CHECKING:
     from pathlib import Path
 
+_SQLITE_MIN: Final = (3, 37)  # STRICT tables
 # How long one waits for another process's write before it gives up.
 BUSY_WAIT_S: Final = 5.0
 # A writer's wait is made of tries of its own: SQLite's grow to 100 ms, and between two gateways
@@ -62,6 +63,11 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     Raises:
         StoreError, sqlite3.Error, OSError: see `explain`.
     """
+    if sqlite3.sqlite_version_info < _SQLITE_MIN:
+        raise StoreError(
+            f"SQLite 3.37 or newer is needed, this Python has {sqlite3.sqlite_version}; use a "
+            "newer Python or system"
+        )
     create(path)
     connection = _connect(path)
     try:

@@ -175,6 +175,16 @@ async def test_a_model_that_is_not_served(stack: Stack, slug: str) -> None:
     assert (answer.status, error["code"], error["param"]) == (404, "model_not_found", "model")
 
 
+@pytest.mark.parametrize("slug", ["fake/" + "m" * 600, "m" * 500_000])
+async def test_a_name_without_end_is_no_model(stack: Stack, slug: str) -> None:
+    """M1.2: and it is repeated neither to the client nor in the log."""
+    answer = await stack.ask(model=slug)
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+    assert len(answer.error["message"]) < 1000
+    await stack.line(answer)
+    assert len(stack.log) < 10_000
+
+
 # --- paths and methods ----------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -50,8 +51,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert process.wait(30) == 0
 
 
-def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def run(*command: str, cwd: Path | None = None) -> str:
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -87,15 +91,17 @@ def test_the_example_configuration_is_right(tmp_path: Path) -> None:
     (example,) = blocks("yaml")
     settings = load_text(example, {})
     assert list(settings.models) == ["fast"]
-    path = tmp_path / "sluicegate.yaml"
-    path.write_text(example)
-    for command in re.findall(r"\.venv/bin/sluicegate (.*)", README):
-        out = run(sys.executable, "-m", "planes.cli", *_with(command, path))
-        assert "fast" in out or "ok" in out
-
-
-def _with(command: str, path: Path) -> list[str]:
-    return [word if word != "sluicegate.yaml" else str(path) for word in command.split()]
+    (tmp_path / "sluicegate.yaml").write_text(example)
+    commands = re.findall(r"^\.venv/bin/sluicegate (.*)", README, re.MULTILINE)
+    told = {}
+    for command in commands:  # in their order: what one creates the next one lists
+        words = shlex.split(command)
+        told[" ".join(words[:2])] = run(sys.executable, "-m", "planes.cli", *words, cwd=tmp_path)
+    assert "sluicegate.yaml: ok" in told["check sluicegate.yaml"]
+    assert "vllm/meta-llama" in told["models --config"]
+    assert told["keys create"].strip().startswith("ozk_")
+    assert "acme" in told["keys list"]
+    assert "usage --since" in told
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -266,7 +266,8 @@ class Stack:
         request_id = answer.header("x-request-id")
         async with asyncio.timeout(5):
             while True:
-                lines = [json.loads(line) for line in self.log.splitlines() if line[:1] == "{"]
+                whole = self.log.rpartition("\n")[0].splitlines()  # the last may be half written
+                lines = [json.loads(line) for line in whole if line[:1] == "{"]
                 for line in lines:
                     if line["event"] == "request" and line["request_id"] == request_id:
                         found: dict[str, Any] = line

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 import stat
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ async def refusal(path: str | Path) -> str:
         await store.open()
     with pytest.raises(StoreError, match="closed"):
         await store.usage()
+    assert [t.name for t in threading.enumerate() if t.name.startswith("store-")] == []
     return str(error.value)
 
 
@@ -147,6 +149,13 @@ async def test_no_database(tmp_path: Path) -> None:
     assert path.read_text().startswith("not a database")
 
 
+async def test_an_sqlite_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes with Python."""
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 9))
+    assert "SQLite 3.37 or newer is needed" in await refusal(tmp_path / "a.db")
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_another_programs_database(tmp_path: Path) -> None:
     """It is left as it was."""
     path = written(tmp_path / "a.db", "CREATE TABLE songs (name TEXT)")
@@ -208,14 +217,18 @@ async def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     store = SqliteStore(path)
     await store.open()
     with pytest.raises(StoreError) as error:
-        for i in range(1000):
-            await store.settle([row(f"req_{i}", model="m" * 500)])
+        await _fill(store)
     assert str(error.value).startswith(f"the database {path}: the disk is full; free some space")
     rows = await store.usage()
     assert [r.request_id for r in rows] == [f"req_{i}" for i in range(len(rows))]
     assert len(rows) > 50
     await store.notice_delivered("req_1")  # nothing to delete: a write that needs no room
     await store.close()
+
+
+async def _fill(store: SqliteStore) -> None:
+    for i in range(1000):
+        await store.settle([row(f"req_{i}", model="m" * 500)])
 
 
 # -- other processes ------------------------------------------------------------------------------
