@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from aiohttp import HttpVersion11, hdrs, web
 
-from planes.errors import PayloadTooLarge, response_for, response_for_fault, response_for_http
+from planes.errors import (
+    PayloadTooLarge,
+    RequestTimeout,
+    response_for,
+    response_for_fault,
+    response_for_http,
+)
 from planes.gateway import GATEWAY, RECORD
 from relay.errors import ClientGone, GatewayFault, RelayError
 from relay.lifecycle import Outcome
@@ -160,8 +166,6 @@ async def read_body(request: web.Request, *, limit_s: float) -> bytes:
         web.HTTPException: it is not readable HTTP.
         RequestTimeout: it took longer than `limit_s`.
     """
-    from planes.errors import RequestTimeout
-
     try:
         async with asyncio.timeout(limit_s):
             return await request.read()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from encoders import openai
 from encoders.json_text import loads
 from encoders.openai_whole import whole_to_chunks
-from relay.errors import RelayError, UpstreamError, UpstreamProtocolError, UpstreamTruncated
+from relay.errors import UpstreamError, UpstreamProtocolError, UpstreamTruncated
 from relay.record import Attempt, RequestRecord
 from relay.refusals import error_in_success, excerpt, refusal
 from relay.request import RelayRequest, upstream_request
@@ -61,18 +61,20 @@ async def open_first(
         record.provider = candidate.provider.name
         record.upstream_model = candidate.model
         started = time.monotonic()
-        error: RelayError | None = None
+        error_code: str | None = "cancelled"  # by a hang-up or a shutdown, unless it ends otherwise
         try:
-            return await _attempt(candidate, request)
+            opened = await _attempt(candidate, request)
+            error_code = None
+            return opened
         except UpstreamError as failure:
-            error = failure
+            error_code = failure.code
             if not failure.fails_over or position == len(candidates) - 1:
                 raise
         finally:
             attempt = Attempt(
                 provider=candidate.provider.name,
                 model=candidate.model,
-                error_code=error.code if error else None,
+                error_code=error_code,
                 duration_ms=(time.monotonic() - started) * 1000,
             )
             record.attempts.append(attempt)

@@ -24,8 +24,8 @@ async def tick_while_waiting(
 ) -> T:
     """Await `work`, and `tick` after `first_s` and then each `every_s` until it is done.
 
-    `work` is owned: if this is cancelled or a tick fails, it is cancelled, and what it had
-    already produced is aborted.
+    `work` is owned: if this is cancelled or a tick fails, it is cancelled and has ended when this
+    does, and what it had already produced is aborted.
     """
     task = asyncio.ensure_future(work)
     delay = first_s
@@ -39,6 +39,7 @@ async def tick_while_waiting(
     except BaseException:
         task.cancel()
         task.add_done_callback(_discard)
+        await asyncio.wait({task})
         raise
 
 

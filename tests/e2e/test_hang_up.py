@@ -22,6 +22,7 @@ from tests.support.checks import (
     HANG_UP_BOUND_S,
     Aftermath,
     ask,
+    ask_through,
     payload,
     slot_is_free,
     until,
@@ -127,6 +128,8 @@ async def gone(
         status=499, error_code="client_abort", outcome="client_abort"
     )
     assert line["level"] == "info"
+    (attempt,) = line["attempts"]
+    assert asked.steps_done or "cancelled" in attempt, "an unanswered attempt is not ok"
     await slot_is_free(gateway, DEAD)
 
 
@@ -180,8 +183,7 @@ async def test_while_the_upstream_is_silent(
     aftermath = Aftermath(gateway)
     up.script(*moment.steps, silence())
     async with gateway.client() as client:
-        await ask(client, path=moment.path, **moment.body)
-        asked = await up.request(len(up.requests))
+        asked = await ask_through(client, up, path=moment.path, **moment.body)
         if moment.events is None:
             await asyncio.sleep(0.03)  # what the upstream says arrives
         else:
@@ -263,8 +265,7 @@ async def test_in_mid_flow(
     aftermath = Aftermath(gateway)
     up.script(Flood(block, FOR_EVER))
     async with gateway.client() as client:
-        await ask(client)
-        asked = await up.request(len(up.requests))
+        asked = await ask_through(client, up)
         await client.read_until(lambda c: len(c.response.body) > 1_000_000)
         await gone(gateway, aftermath, asked, leave(client, how))
 
@@ -278,8 +279,7 @@ async def test_while_a_write_is_blocked(
     aftermath = Aftermath(gateway)
     up.script(Flood(block, FOR_EVER))
     async with gateway.client(rcvbuf=4096) as client:
-        await ask(client)
-        asked = await up.request(len(up.requests))
+        asked = await ask_through(client, up)
         await until_still(asked)
         await gone(gateway, aftermath, asked, leave(client, how))
 
@@ -293,8 +293,7 @@ async def test_while_a_little_is_unsent_and_the_upstream_is_silent(
     # The kernel takes some 39 kB of it, and a write would block at some 68 kB.
     up.script(*[Send(EVENT * 20) for _ in range(11)], silence())
     async with gateway.client(rcvbuf=4096) as client:
-        await ask(client)
-        asked = await up.request(len(up.requests))
+        asked = await ask_through(client, up)
         await until_still(asked)
         await gone(gateway, aftermath, asked, leave(client, how))
 
@@ -310,8 +309,7 @@ async def test_while_a_plain_reply_is_not_read(
     aftermath = Aftermath(gateway)
     up.script(Head(framing="close"), *openai_stream(["x" * 1_000_000] * 8))
     async with gateway.client(rcvbuf=4096) as client:
-        await ask(client, model=AGGREGATED, stream=False)
-        asked = await up.request(len(up.requests))
+        asked = await ask_through(client, up, model=AGGREGATED, stream=False)
         await asked.answered.wait()
         await asyncio.sleep(0.2)  # it is put together and written as far as it goes
         assert not aftermath.lines
@@ -330,8 +328,7 @@ async def test_after_done(gateway: GatewayProcess, up: FakeUpstream, how: str) -
     aftermath = Aftermath(gateway)
     up.script(*openai_stream(["Hi"]), silence())
     async with gateway.client() as client:
-        await ask(client)
-        asked = await up.request(len(up.requests))
+        asked = await ask_through(client, up)
         await client.read_all()
         assert client.body.endswith(DONE)
         leave(client, how)

@@ -10,13 +10,14 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from relay.upstreams.weights import SMOLLM2_135M
-from tests.support.checks import CHAT, Aftermath, ask, until, until_still
+from tests.support.checks import CHAT, Aftermath, ask, ask_through, until, until_still
 from tests.support.fake_upstream import (
     DONE,
     FakeUpstream,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from tests.support.wire import RawClient
 
-GRACE_S: Final = 0.4
+GRACE_S: Final = 0.5
 LONG_S: Final = 30.0
 EVENT: Final = sse(chunk("x" * 20))
 FOR_EVER: Final = 1_000_000
@@ -104,91 +105,87 @@ async def test_an_idle_gateway_ends_at_once(up: FakeUpstream, number: signal.Sig
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
 async def test_running_requests_complete_within_the_grace(
-    up: FakeUpstream, number: signal.Signals, stream: bool
+    up: FakeUpstream, number: signal.Signals
 ) -> None:
     """M3.6: whole, as if nothing were; then the process ends without waiting longer."""
     go = asyncio.Event()
     first, *rest = openai_stream(["a", "b", "c"])
-    up.script(first, Wait(go), *rest)
-    async with process(up, LONG_S) as gateway, gateway.client() as client:
-        await ask(client, model=AGGREGATED, stream=stream)
-        await up.request()
+    async with (
+        process(up, LONG_S) as gateway,
+        gateway.client() as streaming,
+        gateway.client() as plain,
+    ):
+        for client, stream in ((streaming, True), (plain, False)):
+            up.script(first, Wait(go), *rest)
+            await ask_through(client, up, model=AGGREGATED, stream=stream)
         gateway.signal(number)
         await draining(gateway)
         await asyncio.sleep(0.2)
         assert gateway.returncode is None
         started = time.monotonic()
         go.set()
-        await client.read_all()
-        if stream:
-            text = [c["choices"][0]["delta"].get("content") for c in chunks(client.body)]
-            assert text == ["", "a", "b", "c", None]
-            assert client.body.endswith(DONE)
-            assert client.complete
-        else:
-            assert client.json["choices"][0]["message"]["content"] == "abc"
+        await streaming.read_all()
+        await plain.read_all()
+        text = [c["choices"][0]["delta"].get("content") for c in chunks(streaming.body)]
+        assert text == ["", "a", "b", "c", None]
+        assert streaming.body.endswith(DONE)
+        assert streaming.complete
+        assert plain.json["choices"][0]["message"]["content"] == "abc"
         assert await gateway.wait() == 0
         assert time.monotonic() - started < 3
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        (Head(), silence()),
-        (Send(EVENT), silence()),
-        (Send(EVENT), *(Sleep(0.02), Send(EVENT)) * 500),
-        (Flood(EVENT, FOR_EVER),),
-    ],
-    ids=["no-chunk", "silent", "paced", "flood"],
-)
-async def test_at_the_end_of_the_grace_a_stream_is_told_in_band(
-    up: FakeUpstream, steps: tuple[Step, ...]
-) -> None:
+async def test_at_the_end_of_the_grace_a_stream_is_told_in_band(up: FakeUpstream) -> None:
     """M3.6, M3.4: the chunk, `[DONE]`, the end of the body; the upstream is closed; exit code 0."""
-    up.script(*steps)
-    async with process(up) as gateway, gateway.client() as client:
+    moments: dict[str, tuple[Step, ...]] = {
+        "no chunk": (Head(), silence()),
+        "silent": (Send(EVENT), silence()),
+        "paced": (Send(EVENT), *(Sleep(0.02), Send(EVENT)) * 500),
+        "flood": (Flood(EVENT, FOR_EVER),),
+    }
+    async with process(up) as gateway, AsyncExitStack() as stack:
         aftermath = Aftermath(gateway)
-        await ask(client)
-        await client.read_head()
+        clients = [await stack.enter_async_context(gateway.client()) for _ in moments]
+        for client, steps in zip(clients, moments.values(), strict=True):
+            up.script(*steps)
+            await ask_through(client, up)
+            await client.read_head()
         started = time.monotonic()
         gateway.terminate()
-        await client.read_all(timeout=GRACE_S + 5)
-        waited = time.monotonic() - started
-        ends_in_shutdown(client)
-        assert waited >= GRACE_S * 0.9
-        await (await up.request()).wait_closed()
+        await asyncio.gather(*(client.read_all(timeout=GRACE_S + 5) for client in clients))
+        assert time.monotonic() - started >= GRACE_S * 0.9
+        for client in clients:
+            ends_in_shutdown(client)
+        for asked in up.requests:
+            await asked.wait_closed()
         assert await gateway.wait() == 0
-        (line,) = (line for line in aftermath.lines if line.get("event") == "request")
-        assert (line["error_code"], line["outcome"]) == ("gateway_shutdown", "shutdown")
-        assert "Traceback" not in gateway.stderr()
+        ends = [(x["error_code"], x["outcome"]) for x in aftermath.lines if x["event"] == "request"]
+        assert ends == [("gateway_shutdown", "shutdown")] * len(moments)
 
 
-@pytest.mark.parametrize(
-    ("body", "steps"),
-    [
+async def test_at_the_end_of_the_grace_who_has_seen_nothing_gets_503(up: FakeUpstream) -> None:
+    """M3.6, M1.2: JSON, with `Retry-After`: another gateway, or this one soon, can do it."""
+    json_head = Head(headers={"content-type": "application/json"})
+    moments: tuple[tuple[dict[str, Any], tuple[Step, ...]], ...] = (
         ({}, ()),
         ({"stream": False}, ()),
-        ({"stream": False}, (Head(headers={"content-type": "application/json"}), Send(b"{"))),
+        ({"stream": False}, (json_head, Send(b"{"))),
         ({"stream": False, "model": AGGREGATED}, (Send(EVENT),)),
-    ],
-    ids=["stream-no-status", "plain-no-status", "plain-mid-body", "aggregated"],
-)
-async def test_at_the_end_of_the_grace_who_has_seen_nothing_gets_503(
-    up: FakeUpstream, body: dict[str, Any], steps: tuple[Step, ...]
-) -> None:
-    """M3.6, M1.2: JSON, with `Retry-After`: another gateway, or this one soon, can do it."""
-    up.script(*steps, silence())
-    async with process(up) as gateway, gateway.client() as client:
-        await ask(client, **body)
-        asked = await up.request()
+    )
+    async with process(up) as gateway, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(gateway.client()) for _ in moments]
+        for client, (body, steps) in zip(clients, moments, strict=True):
+            up.script(*steps, silence())
+            await ask_through(client, up, **body)
         gateway.terminate()
-        await client.read_all(timeout=GRACE_S + 5)
-        assert client.status == 503
-        assert client.json["error"]["code"] == "gateway_shutdown"
-        assert int(client.header("retry-after") or 0) >= 1
-        await asked.wait_closed()
+        for client in clients:
+            await client.read_all(timeout=GRACE_S + 5)
+            assert client.status == 503
+            assert client.json["error"]["code"] == "gateway_shutdown"
+            assert int(client.header("retry-after") or 0) >= 1
+        for asked in up.requests:
+            await asked.wait_closed()
         assert await gateway.wait() == 0
 
 
@@ -258,22 +255,23 @@ async def test_new_requests_during_the_drain(up: FakeUpstream) -> None:
 # --- readers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["test/model", AGGREGATED], ids=["stream", "plain"])
-async def test_a_stuck_reader_does_not_hold_the_exit(up: FakeUpstream, model: str) -> None:
-    """M3.6, M3.5: it gets its time to read the end, and no more."""
-    stream = model != AGGREGATED
-    flood = (Flood(EVENT, FOR_EVER),) if stream else tuple(openai_stream(["x" * 1_000_000] * 8))
-    up.script(*flood)
-    async with process(up) as gateway, gateway.client(rcvbuf=4096) as client:
-        await ask(client, model=model, stream=stream)
-        asked = await up.request()
-        await until_still(asked)
+async def test_stuck_readers_do_not_hold_the_exit(up: FakeUpstream) -> None:
+    """M3.6, M3.5: they get their time to read the end, and no more; a stream and a plain reply."""
+    async with (
+        process(up) as gateway,
+        gateway.client(rcvbuf=4096) as streaming,
+        gateway.client(rcvbuf=4096) as plain,
+    ):
+        up.script(Flood(EVENT, FOR_EVER))
+        up.script(*openai_stream(["x" * 1_000_000] * 8))
+        await ask_through(streaming, up)
+        await ask_through(plain, up, model=AGGREGATED, stream=False)
+        await until_still(*up.requests)
         started = time.monotonic()
         gateway.terminate()
         assert await gateway.wait(20) == 0
         print(f"ended {time.monotonic() - started - GRACE_S:.2f} s after the grace")
         assert time.monotonic() - started < GRACE_S + 10
-        await asked.wait_closed()
         assert "Traceback" not in gateway.stderr()
 
 
@@ -281,8 +279,7 @@ async def test_a_slow_reader_gets_the_whole_end(up: FakeUpstream) -> None:
     """M3.6, M3.5: its write was blocked at the end of the grace; then it reads all that is left."""
     up.script(Flood(EVENT, FOR_EVER))
     async with process(up) as gateway, gateway.client(rcvbuf=4096) as client:
-        await ask(client)
-        asked = await up.request()
+        asked = await ask_through(client, up)
         await until_still(asked)
         gateway.terminate()
         await asked.wait_closed(GRACE_S + 5)
@@ -294,8 +291,10 @@ async def test_a_slow_reader_gets_the_whole_end(up: FakeUpstream) -> None:
 # --- more signals, or none ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGINT)],
+)
 async def test_a_second_signal_stops_at_once(
     up: FakeUpstream, first: signal.Signals, second: signal.Signals
 ) -> None:

@@ -18,8 +18,9 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+import pytest_asyncio
 
-from tests.support.checks import CHAT, Aftermath, ask, payload, until, until_still
+from tests.support.checks import CHAT, Aftermath, ask, ask_through, payload, until, until_still
 from tests.support.fake_upstream import (
     FakeUpstream,
     Flood,
@@ -48,10 +49,20 @@ STALL_S: Final = 0.5
 AGGREGATED: Final = "aggregated/model"
 
 
-@pytest.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def up() -> AsyncIterator[FakeUpstream]:
     async with FakeUpstream() as upstream:
         yield upstream
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(up: FakeUpstream) -> AsyncIterator[GatewayProcess]:
+    """One that soon cuts who takes nothing."""
+    async with process(up, write_stall_s=STALL_S) as gateway:
+        yield gateway
 
 
 def process(up: FakeUpstream, **server: Any) -> GatewayProcess:
@@ -65,8 +76,7 @@ async def stuck(
     """One reader that reads nothing of a flood."""
     up.script(Flood(block, FOR_EVER))
     client = await stack.enter_async_context(gateway.client(rcvbuf=4096))
-    await ask(client)
-    return client, await up.request(len(up.requests))
+    return client, await ask_through(client, up)
 
 
 async def read_a_stream(gateway: GatewayProcess, up: FakeUpstream, words: int) -> float:
@@ -125,8 +135,7 @@ async def test_a_reader_that_begins_to_read_gets_everything(up: FakeUpstream) ->
     words = [f"{number:06d}" for number in range(5000)]
     async with process(up) as gateway, gateway.client(rcvbuf=4096) as client:
         up.script(*openai_stream(words))
-        await ask(client)
-        await until_still(await up.request())
+        await until_still(await ask_through(client, up))
         await client.read_all(timeout=30)
         text = [json.loads(e[6:])["choices"][0]["delta"].get("content") for e in client.events[:-1]]
         assert text == ["", *words, None]
@@ -136,112 +145,114 @@ async def test_a_reader_that_begins_to_read_gets_everything(up: FakeUpstream) ->
 # --- who has hung up ------------------------------------------------------------------------------
 
 
-async def test_a_reader_that_takes_a_little_is_not_cut(up: FakeUpstream) -> None:
+async def test_a_reader_that_takes_a_little_is_not_cut(
+    gateway: GatewayProcess, up: FakeUpstream
+) -> None:
     """M3.5: now and then some 2 kB, each time before write_stall_s is over."""
-    async with process(up, write_stall_s=STALL_S) as gateway:
-        up.script(Flood(SMALL, FOR_EVER))
-        async with gateway.client(rcvbuf=4096) as client:
-            await ask(client)
-            asked = await up.request()
-            until_at = time.monotonic() + 6 * STALL_S
-            while time.monotonic() < until_at:
-                taken = 0
-                while taken < 2000:
-                    assert await client.read_some(2000 - taken)
-                    taken += client.arrivals[-1][1]
-                await asyncio.sleep(STALL_S / 3)
-            assert not asked.closed.is_set()
+    up.script(Flood(SMALL, FOR_EVER))
+    async with gateway.client(rcvbuf=4096) as client:
+        asked = await ask_through(client, up)
+        until_at = time.monotonic() + 6 * STALL_S
+        while time.monotonic() < until_at:
+            taken = 0
+            while taken < 2000:
+                assert await client.read_some(2000 - taken)
+                taken += client.arrivals[-1][1]
+            await asyncio.sleep(STALL_S / 3)
+        assert not asked.closed.is_set()
 
 
 @pytest.mark.parametrize("block", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("reads_first", [False, True], ids=["never-read", "stopped"])
 async def test_a_reader_that_takes_nothing_is_cut(
-    up: FakeUpstream, block: bytes, reads_first: bool
+    gateway: GatewayProcess, up: FakeUpstream, block: bytes, reads_first: bool
 ) -> None:
     """M3.5, M4.1, B67: after write_stall_s, not before; its upstream is aborted."""
-    async with process(up, write_stall_s=STALL_S) as gateway:
-        aftermath = Aftermath(gateway)
-        up.script(Flood(block, FOR_EVER))
-        async with gateway.client(rcvbuf=4096) as client:
-            await ask(client)
-            if reads_first:
-                await client.read_until(lambda c: len(c.body) > 600_000)
-            stopped_at = time.monotonic()
-            asked = await up.request()
-            waited = await asked.wait_closed(10 * STALL_S) - stopped_at
-            print(f"cut after {waited:.2f} s")
-            assert waited >= STALL_S
-            await aftermath.no_socket_left()
-            await aftermath.one_request_line(
-                status=499, error_code="client_abort", outcome="client_abort"
-            )
+    aftermath = Aftermath(gateway)
+    up.script(Flood(block, FOR_EVER))
+    async with gateway.client(rcvbuf=4096) as client:
+        asked = await ask_through(client, up)
+        if reads_first:
+            await client.read_until(lambda c: len(c.body) > 600_000)
+        stopped_at = time.monotonic()
+        waited = await asked.wait_closed(10 * STALL_S) - stopped_at
+        print(f"cut after {waited:.2f} s")
+        assert waited >= STALL_S
+        await aftermath.no_socket_left()
+        await aftermath.one_request_line(
+            status=499, error_code="client_abort", outcome="client_abort"
+        )
 
 
-async def test_a_reader_that_takes_nothing_of_the_last_bytes_is_cut(up: FakeUpstream) -> None:
+async def test_a_reader_that_takes_nothing_of_the_last_bytes_is_cut(
+    gateway: GatewayProcess, up: FakeUpstream
+) -> None:
     """M3.5: the answer is complete and its request over, but the client's socket does not stay."""
-    async with process(up, write_stall_s=STALL_S) as gateway:
-        aftermath = Aftermath(gateway)
-        # As much as neither the kernel takes nor makes a write block.
-        up.script(Head(framing="close"), *[Send(SMALL * 20) for _ in range(11)], *openai_stream([]))
-        async with gateway.client(rcvbuf=4096) as client:
-            await ask(client)
-            await aftermath.one_request_line(status=200, outcome="completed")
-            asked_at = time.monotonic()
-            assert aftermath.new_sockets == 1
-            await until(lambda: aftermath.new_sockets == 0, 10 * STALL_S, what="the cut")
-            assert time.monotonic() - asked_at >= STALL_S / 2
+    aftermath = Aftermath(gateway)
+    # As much as neither the kernel takes nor makes a write block.
+    up.script(Head(framing="close"), *[Send(SMALL * 20) for _ in range(11)], *openai_stream([]))
+    async with gateway.client(rcvbuf=4096) as client:
+        await ask(client)
+        await aftermath.one_request_line(status=200, outcome="completed")
+        asked_at = time.monotonic()
+        assert aftermath.new_sockets == 1
+        await until(lambda: aftermath.new_sockets == 0, 10 * STALL_S, what="the cut")
+        assert time.monotonic() - asked_at >= STALL_S / 2
 
 
-async def test_a_plain_reply_that_is_not_read_is_cut(up: FakeUpstream) -> None:
+async def test_a_plain_reply_that_is_not_read_is_cut(
+    gateway: GatewayProcess, up: FakeUpstream
+) -> None:
     """M3.5: the rule is no matter of streams."""
-    async with process(up, write_stall_s=STALL_S) as gateway:
-        aftermath = Aftermath(gateway)
-        up.script(Head(framing="close"), *openai_stream(["x" * 1_000_000] * 8))
-        async with gateway.client(rcvbuf=4096) as client:
-            await ask(client, model=AGGREGATED, stream=False)
-            await (await up.request()).answered.wait()
-            await until(lambda: aftermath.lines, 10 * STALL_S, what="the cut")
-            await aftermath.no_socket_left()
+    aftermath = Aftermath(gateway)
+    up.script(Head(framing="close"), *openai_stream(["x" * 1_000_000] * 8))
+    async with gateway.client(rcvbuf=4096) as client:
+        asked = await ask_through(client, up, model=AGGREGATED, stream=False)
+        await asked.answered.wait()
+        await until(lambda: aftermath.lines, 10 * STALL_S, what="the cut")
+        await aftermath.no_socket_left()
 
 
-async def test_a_silent_upstream_is_no_stalled_reader(up: FakeUpstream) -> None:
+async def test_a_silent_upstream_is_no_stalled_reader(
+    gateway: GatewayProcess, up: FakeUpstream
+) -> None:
     """M3.5: there is no idle timeout of ours: a client that took all is waited for."""
-    async with process(up, write_stall_s=STALL_S) as gateway:
-        more = asyncio.Event()
-        up.script(*openai_stream(["a"], finish=None, done=False), Wait(more), *openai_stream(["b"]))
-        async with gateway.client() as client:
-            await ask(client)
-            await asyncio.sleep(4 * STALL_S)
-            more.set()
-            await client.read_all()
-            assert client.complete
+    more = asyncio.Event()
+    first = openai_stream(["a"], finish=None, usage=False, done=False)
+    up.script(Head(framing="close"), *first, Wait(more), *openai_stream(["b"]))
+    async with gateway.client() as client:
+        await ask(client)
+        await asyncio.sleep(4 * STALL_S)
+        more.set()
+        await client.read_all()
+        assert client.complete
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-async def test_a_stopped_process_is_cut(up: FakeUpstream) -> None:
+async def test_a_stopped_process_is_cut(gateway: GatewayProcess, up: FakeUpstream) -> None:
     """M3.5, B69: curl under SIGSTOP, as a suspended laptop; its kernel still answers for it."""
-    async with process(up, write_stall_s=STALL_S) as gateway:
-        aftermath = Aftermath(gateway)
-        up.script(Flood(SMALL, FOR_EVER))
-        curl = await asyncio.create_subprocess_exec(
-            *("curl", "-sN", "-H", ": ".join(AUTH), "-H", "content-type: application/json"),
-            *("-d", json.dumps(payload()), gateway.base_url + CHAT),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        try:
-            assert curl.stdout is not None
-            await curl.stdout.readexactly(100_000)
-            curl.send_signal(signal.SIGSTOP)
-            asked = await up.request()
-            waited = await asked.wait_closed(10 * STALL_S)
-            await aftermath.no_socket_left()
-            await aftermath.one_request_line(status=499, error_code="client_abort")
-            print(f"cut {waited - asked.received_at:.2f} s after the request")
-            curl.send_signal(signal.SIGCONT)
-            while await curl.stdout.read(1 << 20):
-                pass
-            assert await curl.wait() != 0, "curl must see that the stream was cut"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                curl.kill()
-            await curl.wait()
+    aftermath = Aftermath(gateway)
+    up.script(Flood(SMALL, FOR_EVER))
+    index = len(up.requests)
+    curl = await asyncio.create_subprocess_exec(
+        *("curl", "-sN", "-H", ": ".join(AUTH), "-H", "content-type: application/json"),
+        *("-d", json.dumps(payload()), gateway.base_url + CHAT),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert curl.stdout is not None
+        await curl.stdout.readexactly(100_000)
+        curl.send_signal(signal.SIGSTOP)
+        asked = await up.request(index)
+        waited = await asked.wait_closed(10 * STALL_S)
+        await aftermath.no_socket_left()
+        await aftermath.one_request_line(status=499, error_code="client_abort")
+        print(f"cut {waited - asked.received_at:.2f} s after the request")
+        curl.send_signal(signal.SIGCONT)
+        while await curl.stdout.read(1 << 20):
+            pass
+        assert await curl.wait() != 0, "curl must see that the stream was cut"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            curl.kill()
+        await curl.wait()

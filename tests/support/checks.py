@@ -15,7 +15,7 @@ from tests.support.gateway import AUTH, MODEL
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.fake_upstream import RecordedRequest
+    from tests.support.fake_upstream import FakeUpstream, RecordedRequest
     from tests.support.gateway import GatewayProcess
     from tests.support.wire import RawClient
 
@@ -32,6 +32,13 @@ def payload(*, model: str = MODEL, stream: bool = True, **more: Any) -> dict[str
 async def ask(client: RawClient, *, path: str = CHAT, **body: Any) -> None:
     """Sends a chat request; nothing is read yet."""
     await client.request("POST", path, headers=[AUTH], json=payload(**body))
+
+
+async def ask_through(client: RawClient, up: FakeUpstream, **asked: Any) -> RecordedRequest:
+    """Sends a chat request (arguments as for `ask`) and returns it as the upstream gets it."""
+    index = len(up.requests)
+    await ask(client, **asked)
+    return await up.request(index)
 
 
 async def until(
