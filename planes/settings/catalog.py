@@ -16,7 +16,9 @@ from planes.settings.base import (
     matching,
 )
 
-BALANCE_USD_MAX = 1_000_000_000  # a million times that, in micro-USD, is far inside 64 bits
+# In micro-USD, and for the most tokens that a request can claim, these are far inside 64 bits.
+BALANCE_USD_MAX = 1_000_000_000
+PRICE_USD_MAX = 1_000_000
 KeyStatus = Literal["active", "suspended", "revoked"]
 
 
@@ -44,9 +46,11 @@ class Key(Section):
 class Price(Section):
     """What a model costs (M4.4)."""
 
-    prompt_usd_per_mtok: Amount = Field(description="US dollars for a million prompt tokens.")
+    prompt_usd_per_mtok: Amount = Field(
+        le=PRICE_USD_MAX, description="US dollars for a million prompt tokens."
+    )
     completion_usd_per_mtok: Amount = Field(
-        description="US dollars for a million completion tokens."
+        le=PRICE_USD_MAX, description="US dollars for a million completion tokens."
     )
 
 

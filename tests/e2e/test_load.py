@@ -14,7 +14,11 @@ from datetime import datetime
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
+import pytest
+
+from bench.client import WrongStream, check
 from bench.process import upstream
+from bench.upstream import events
 from tests.support.checks import until
 from tests.support.gateway import KEY, ROOT, GatewayProcess
 
@@ -57,6 +61,27 @@ async def load(port: int, **options: float) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(out)
     print(report)
     return report
+
+
+def test_the_check_sees_what_is_wrong() -> None:
+    """A load that checks nothing proves nothing."""
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    role, *numbered, finish, done = events(3, usage=False)
+    good = [role, *numbered, finish, done]
+    wrong = {
+        "a chunk is missing": [role, *numbered[1:], finish, done],
+        "out of order": [role, *reversed(numbered), finish, done],
+        "a chunk is doubled": [role, *numbered, numbered[-1], finish, done],
+        "[DONE] is missing": [role, *numbered, finish, b"0\r\n\r\n"],
+        "[DONE] is doubled": [role, *numbered, finish, done.removesuffix(b"0\r\n\r\n"), done],
+        "the body is cut": [role, *numbered, finish],
+    }
+    check(head + b"".join(good), 3)
+    for parts in wrong.values():
+        with pytest.raises((WrongStream, ValueError)):
+            check(head + b"".join(parts), 3)
+    with pytest.raises(WrongStream):
+        check(head.replace(b"200", b"503") + b"".join(good), 3)
 
 
 def at_once(lines: list[dict[str, Any]]) -> int:

@@ -1,114 +1,25 @@
-"""The threads behind the SQLite store: group commit, isolation, cancellation, close (J1.5)."""
+"""The writer behind the SQLite store: group commit, isolation, cancellation, close (J1.5)."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-import sys
 import threading
-import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from relay.stores.base import StoreError
-from relay.stores.sqlite_threads import (
-    BATCH_MAX,
-    SWITCH_INTERVAL_S,
-    ConnectionThread,
-    ReaderThread,
-    WriterThread,
-)
+from relay.stores.sqlite_threads import BATCH_MAX, WriterThread
+from tests.support.sqlite_threads import Database, Gate, called, insert, started, told, writer_on
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
-
-
-class Database:
-    """A file with a table `t (n INTEGER UNIQUE)`, and what was said to it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.statements: list[str] = []
-        with sqlite3.connect(path) as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("CREATE TABLE t (n INTEGER UNIQUE) STRICT")
-        connection.close()
-
-    def connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, isolation_level=None)
-        connection.set_trace_callback(self.statements.append)
-        return connection
-
-    def rows(self) -> list[int]:
-        connection = sqlite3.connect(self.path)
-        found = [n for (n,) in connection.execute("SELECT n FROM t ORDER BY n")]
-        connection.close()
-        return found
-
-    def transactions(self) -> list[list[str]]:
-        """The statements between each BEGIN and its end, that included."""
-        found: list[list[str]] = []
-        for statement in self.statements:
-            if statement.startswith("BEGIN"):
-                found.append([])
-            else:
-                found[-1].append(statement)
-        return found
 
 
 @pytest.fixture
 def database(tmp_path: Path) -> Database:
     return Database(tmp_path / "t.db")
-
-
-@asynccontextmanager
-async def started(thread: ConnectionThread) -> AsyncIterator[None]:
-    await thread.start()
-    try:
-        yield
-    finally:
-        await thread.close()
-
-
-def writer_on(database: Database, *, queue_max: int = 100_000) -> WriterThread:
-    return WriterThread("writer", database.connect, _told, queue_max=queue_max)
-
-
-def _told(error: Exception) -> StoreError:
-    return StoreError(f"told: {error}")
-
-
-def insert(n: int) -> Callable[[sqlite3.Connection], int]:
-    def operation(connection: sqlite3.Connection) -> int:
-        connection.execute("INSERT INTO t VALUES (?)", (n,))
-        return n
-
-    return operation
-
-
-class Gate:
-    """An operation that keeps its thread until it is opened."""
-
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self._opened = threading.Event()
-
-    def __call__(self, _connection: sqlite3.Connection) -> None:
-        self.reached.set()
-        assert self._opened.wait(30)
-
-    async def until_reached(self) -> None:
-        assert await asyncio.to_thread(self.reached.wait, 30)
-
-    def open(self) -> None:
-        self._opened.set()
-
-
-def called(thread: ConnectionThread, n: int) -> asyncio.Task[int]:
-    return asyncio.create_task(thread.run(insert(n)))
 
 
 async def test_what_waits_is_one_transaction(database: Database) -> None:
@@ -132,7 +43,7 @@ async def test_what_waits_is_one_transaction(database: Database) -> None:
     assert many[-1] == "COMMIT"
 
 
-async def test_nobody_is_told_before_the_commit(database: Database) -> None:
+async def test_nobody_istold_before_the_commit(database: Database) -> None:
     """A result that a crash could still take is no result."""
     writer = writer_on(database)
     async with started(writer):
@@ -326,7 +237,7 @@ async def test_a_thread_that_cannot_connect_says_so(database: Database) -> None:
     def fail() -> sqlite3.Connection:
         raise OSError("no such disk")
 
-    writer = WriterThread("writer", fail, _told)
+    writer = WriterThread("writer", fail, told)
     with pytest.raises(StoreError, match="told: no such disk"):
         await writer.start()
     with pytest.raises(StoreError, match="not opened"):
@@ -343,7 +254,7 @@ async def test_a_start_that_is_cancelled_leaves_no_thread(database: Database) ->
         connecting.wait(30)
         return database.connect()
 
-    writer = WriterThread("writer", connect, _told)
+    writer = WriterThread("writer", connect, told)
     starting = asyncio.create_task(writer.start())
     await asyncio.sleep(0.01)
     starting.cancel()
@@ -374,70 +285,3 @@ async def test_a_full_queue_refuses_at_once(database: Database) -> None:
         assert await writer.run(insert(99)) == 99
         await first
     assert database.rows() == [*range(10), 99]
-
-
-async def test_a_reader_tells_each_as_soon_as_it_has_it(database: Database) -> None:
-    """A small read does not wait for the large one behind it."""
-    reader = ReaderThread("reader", database.connect, _told)
-    async with started(reader):
-        gate, behind = Gate(), Gate()
-        first = asyncio.create_task(reader.run(gate))
-        await gate.until_reached()
-        small = asyncio.create_task(reader.run(_count))
-        large = asyncio.create_task(reader.run(behind))
-        await asyncio.sleep(0)
-        gate.open()
-        assert await asyncio.wait_for(small, 30) == 0
-        assert not large.done()
-        behind.open()
-        await asyncio.gather(first, large)
-
-
-def _count(connection: sqlite3.Connection) -> int:
-    (count,) = connection.execute("SELECT count(*) FROM t").fetchone()
-    return int(count)
-
-
-@pytest.fixture
-def switch_interval() -> Iterator[None]:
-    """Python's own at the beginning, and what it was at the end."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(0.005)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("switch_interval")
-async def test_a_loop_that_is_never_idle_starves_no_thread(database: Database) -> None:
-    """The interpreter's lock goes round; with Python's interval one turn can take half a minute."""
-
-    async def work() -> None:
-        while True:
-            until = time.perf_counter() + 0.001
-            while time.perf_counter() < until:
-                pass
-            await asyncio.sleep(0)
-
-    writer = writer_on(database)
-    longest_s = 0.0
-    async with started(writer):
-        assert sys.getswitchinterval() <= SWITCH_INTERVAL_S * 1.01
-        working = asyncio.create_task(work())
-        for n in range(300):
-            begun = time.perf_counter()
-            await writer.run(insert(n))
-            longest_s = max(longest_s, time.perf_counter() - begun)
-        working.cancel()
-        await asyncio.wait({working})
-    assert longest_s < 2
-
-
-async def test_an_interval_that_is_shorter_stays(database: Database) -> None:
-    """Someone knew why."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(0.00005)
-    try:
-        async with started(writer_on(database)):
-            assert sys.getswitchinterval() < 0.0001
-    finally:
-        sys.setswitchinterval(before)
