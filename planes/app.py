@@ -1,15 +1,14 @@
 """The composition root: settings in, a running gateway out.
 
 make_app(settings)   the aiohttp application, with everything it owns
-make_runner(app)     the one runner of production and tests: a handler must learn that its
-                     client left (M4.1), which aiohttp does not tell it by default
+make_runner(app)     the one runner of production and tests, see `planes.runner`
 serve(settings)      the process: sockets, signals, drain (M3.6)
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import structlog
 from aiohttp import web
@@ -21,6 +20,7 @@ from planes.gateway import GATEWAY, Gateway
 from planes.middleware import observe
 from planes.models import routes as models_routes
 from planes.providers import Providers
+from planes.runner import make_runner
 from relay.inflight import InFlight
 from relay.slots import Slots
 
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("sluicegate")
 
-# After a drain nothing runs any more that could end well; this is for what cannot be written.
-_CLEANUP_WAIT_S: Final = 0.2
-_KEEPALIVE_S: Final = 75.0
+__all__ = ["make_app", "make_runner", "serve"]
 
 
 def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.Application:
@@ -75,17 +73,6 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
     app.add_routes(health.routes)
     models_routes.add_routes(app)
     return app
-
-
-def make_runner(app: web.Application) -> web.AppRunner:
-    """Return the runner that production and tests share."""
-    return web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,  # one line of ours for each request
-        keepalive_timeout=_KEEPALIVE_S,
-        shutdown_timeout=_CLEANUP_WAIT_S,
-    )
 
 
 def serve(settings: Settings, *, embedded: bool) -> int:

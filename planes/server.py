@@ -13,9 +13,10 @@ import structlog
 from aiohttp import web
 
 from planes import logs
-from planes.app import make_app, make_runner
+from planes.app import make_app
 from planes.banner import banner
 from planes.gateway import GATEWAY
+from planes.runner import make_runner
 from planes.settings import notices
 from relay.stores.base import StoreError
 

@@ -68,9 +68,9 @@ async def client(
     await runner.cleanup()
 
 
-async def ask(client: RawClient, *, stream: bool) -> None:
+async def ask(client: RawClient, *headers: tuple[str, str], stream: bool) -> None:
     body = {"model": MODEL, "messages": MESSAGES, "stream": stream}
-    await client.request("POST", "/v1/chat/completions", headers=[AUTH], json=body)
+    await client.request("POST", "/v1/chat/completions", headers=[AUTH, *headers], json=body)
     await client.read_all()
 
 
@@ -106,13 +106,18 @@ async def test_a_bug_after_the_first_byte_ends_in_band(
     assert client.complete, "the connection serves on"
 
 
+@pytest.mark.parametrize("headers", [[], [("expect", "100-continue")]], ids=["", "expect"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_bug_before_the_first_byte_is_a_500(
-    client: RawClient, log: io.StringIO, monkeypatch: pytest.MonkeyPatch, stream: bool
+    client: RawClient,
+    log: io.StringIO,
+    monkeypatch: pytest.MonkeyPatch,
+    stream: bool,
+    headers: list[tuple[str, str]],
 ) -> None:
     """M1.2: in the envelope, with the id under which the log has it."""
     monkeypatch.setattr(exchange, "open_first", fail)
-    await ask(client, stream=stream)
+    await ask(client, *headers, stream=stream)
     assert client.status == 500
     error = client.json["error"]
     assert (error["code"], error["type"]) == ("internal_error", "server_error")

@@ -343,6 +343,7 @@ async def test_the_slot_is_free_when_the_client_has_its_end(
     gateway: GatewayProcess, up: FakeUpstream, stream: bool
 ) -> None:
     """M1.2: also if the upstream then keeps its connection open without a word."""
+    aftermath = Aftermath(gateway)
     for _ in range(5):
         up.script(*openai_stream(["Hi"]), silence())
         async with gateway.client() as first, gateway.client() as second:
@@ -353,3 +354,4 @@ async def test_the_slot_is_free_when_the_client_has_its_end(
             await second.read_all()
             assert second.status == 503, second.body
     await until(lambda: all(r.closed.is_set() for r in up.requests), what="closing the upstream")
+    await until(lambda: len(aftermath.lines) == 10, what="a line for each")

@@ -174,20 +174,21 @@ async def test_a_process_is_as_before_after_many_hang_ups(up: FakeUpstream, tmp_
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_ten_thousand_hang_ups(up: FakeUpstream, tmp_path: Path) -> None:
+async def test_twelve_thousand_hang_ups(up: FakeUpstream, tmp_path: Path) -> None:
     """M4.1, M3.5: memory and descriptors are flat."""
     dice = random.Random(3)
     async with GatewayProcess(config(up, tmp_path)) as gateway:
         sockets = gateway.open_sockets()
         sizes = []
-        for _ in range(5):
+        for _ in range(6):
             started = time.monotonic()
             await visits(gateway.host, gateway.port, dice, 2000, 20)
             await until(lambda: gateway.open_sockets() <= sockets, 5, what="the end of sockets")
             up.requests.clear()
-            up.connections[:] = [c for c in up.connections if not c.lost.is_set()]
+            up.connections[:] = [c for c in up.connections if not c.task.done()]
             sizes.append(gateway.rss_bytes() // 1024)
             print(f"{sizes[-1]} KiB after {time.monotonic() - started:.1f} s more")
         assert "Traceback" not in gateway.stderr()
-        # The first two thousand fill caches and pools.
-        assert sizes[-1] - sizes[0] < 4096
+        # Where the heap stands when it is looked at goes up and down by some 10 MiB. A stream that
+        # is kept costs 20 KiB, so one in fifty would be seen.
+        assert min(sizes[-2:]) - min(sizes[:2]) < 8192

@@ -149,6 +149,7 @@ async def test_a_reader_that_takes_a_little_is_not_cut(
     gateway: GatewayProcess, up: FakeUpstream
 ) -> None:
     """M3.5: now and then some 2 kB, each time before write_stall_s is over."""
+    aftermath = Aftermath(gateway)
     up.script(Flood(SMALL, FOR_EVER))
     async with gateway.client(rcvbuf=4096) as client:
         asked = await ask_through(client, up)
@@ -158,8 +159,9 @@ async def test_a_reader_that_takes_a_little_is_not_cut(
             while taken < 2000:
                 assert await client.read_some(2000 - taken)
                 taken += client.arrivals[-1][1]
-            await asyncio.sleep(STALL_S / 3)
+            await asyncio.sleep(STALL_S / 10)
         assert not asked.closed.is_set()
+    await aftermath.one_request_line()
 
 
 @pytest.mark.parametrize("block", [SMALL, LARGE], ids=["small", "large"])
@@ -217,6 +219,7 @@ async def test_a_silent_upstream_is_no_stalled_reader(
     gateway: GatewayProcess, up: FakeUpstream
 ) -> None:
     """M3.5: there is no idle timeout of ours: a client that took all is waited for."""
+    aftermath = Aftermath(gateway)
     more = asyncio.Event()
     first = openai_stream(["a"], finish=None, usage=False, done=False)
     up.script(Head(framing="close"), *first, Wait(more), *openai_stream(["b"]))
@@ -226,6 +229,7 @@ async def test_a_silent_upstream_is_no_stalled_reader(
         more.set()
         await client.read_all()
         assert client.complete
+    await aftermath.one_request_line(status=200)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -66,7 +66,8 @@ class Aftermath:
     """What a gateway's log and sockets show since this was made.
 
     Args:
-        gateway: at rest, with no pooled connection to an upstream.
+        gateway: at rest: no request runs or has its line still to come, and no connection to an
+            upstream is pooled.
     """
 
     def __init__(self, gateway: GatewayProcess) -> None:

@@ -230,7 +230,8 @@ class FakeUpstream:
         """Notes a request and hands out its script."""
         self.requests.append(request)
         self._arrival.set()
-        for model in {*self._by_model, *self._repeated}:
+        queued = {model for model, scripts in self._by_model.items() if scripts}
+        for model in queued | self._repeated.keys():
             if _asks_for(request, model):
                 if self._by_model[model]:
                     return self._by_model[model].popleft()

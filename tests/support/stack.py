@@ -255,18 +255,18 @@ class Stack:
 
     @property
     def log(self) -> str:
-        """What the gateway has logged in this test; whole lines."""
+        """What the gateway has logged in this test, as whole lines."""
         with self._log_file.open("rb") as file:  # not all of it: a thousand tests write there
             file.seek(self._log_start)
-            return file.read().rpartition(b"\n")[0].decode(errors="replace")
+            whole, _, _ = file.read().rpartition(b"\n")  # behind it, one may be half written
+            return whole.decode(errors="replace")
 
     async def line(self, answer: Answer) -> dict[str, Any]:
         """The log's line about the request that was answered so, waited for."""
         request_id = answer.header("x-request-id")
         async with asyncio.timeout(5):
             while True:
-                whole = self.log.rpartition("\n")[0].splitlines()  # the last may be half written
-                lines = [json.loads(line) for line in whole if line[:1] == "{"]
+                lines = [json.loads(line) for line in self.log.splitlines() if line[:1] == "{"]
                 for line in lines:
                     if line["event"] == "request" and line["request_id"] == request_id:
                         found: dict[str, Any] = line
