@@ -66,6 +66,8 @@ class _Handler(RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer what never became a request; the connection ends."""
+        if isinstance(exc, ConnectionError):
+            raise exc  # a client that left in the middle of an answer; `observe` has told of it
         request_id = f"req_{secrets.token_hex(12)}"
         reason = (message or "").partition("\n")[0].rstrip(": ") or type(exc).__name__
         fields = {"request_id": request_id, "status": status, "reason": reason}

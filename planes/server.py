@@ -7,15 +7,15 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import structlog
-from aiohttp import web
 
 from planes import logs
 from planes.app import make_app
 from planes.banner import banner
 from planes.gateway import GATEWAY
+from planes.listener import Listener
 from planes.runner import make_runner
 from planes.settings import notices
 from relay.stores.base import StoreError
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("sluicegate")
 
-_BACKLOG: Final = 4096
 _OK, _FAILED = 0, 1
 
 
@@ -36,26 +35,29 @@ def run(settings: Settings, *, embedded: bool) -> int:
     for notice in notices(settings):
         log.info("notice", notice=notice)
     try:
-        listener = _listen(settings.server.host, settings.server.port)
+        sock = _listen(settings.server.host, settings.server.port)
     except OSError as error:
         print(_cannot_listen(settings, error), file=sys.stderr)
         return _FAILED
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, listener, embedded=embedded))
+        return runner.run(_serve(settings, sock, embedded=embedded))
 
 
-async def _serve(settings: Settings, listener: socket.socket, *, embedded: bool) -> int:
+async def _serve(settings: Settings, sock: socket.socket, *, embedded: bool) -> int:
     stop = asyncio.Event()
     _stop_on_signals(stop)
     app = make_app(settings, replay_if_no_local=embedded)
     runner = make_runner(app)
+    listener: Listener | None = None
     try:
         starting = asyncio.ensure_future(runner.setup())
         await _first(starting, stop)
         if stop.is_set():
             return _OK
-        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
-        host, port = listener.getsockname()[:2]
+        assert runner.server is not None
+        listener = Listener(sock, runner.server)
+        listener.start()
+        host, port = sock.getsockname()[:2]
         log.info("serving", host=host, port=port)
         print(banner(settings, host, port, app[GATEWAY].router, embedded=embedded), flush=True)
         await stop.wait()
@@ -67,8 +69,10 @@ async def _serve(settings: Settings, listener: socket.socket, *, embedded: bool)
         print(f"sluicegate: {error}", file=sys.stderr)
         return _FAILED
     finally:
+        if listener is not None:
+            await listener.close()
         await runner.cleanup()
-        listener.close()
+        sock.close()
     log.info("stopped")
     return _OK
 
