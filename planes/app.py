@@ -2,7 +2,8 @@
 
 make_app(settings)   the aiohttp application, with everything it owns
 make_runner(app)     the one runner of production and tests, see `planes.runner`
-serve(settings)      the process: sockets, signals, drain (M3.6)
+
+The process around it (sockets, signals, drain) is `planes.server`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("sluicegate")
 
-__all__ = ["make_app", "make_runner", "serve"]
+__all__ = ["make_app", "make_runner"]
 
 
 def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.Application:
@@ -73,14 +74,3 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
     app.add_routes(health.routes)
     models_routes.add_routes(app)
     return app
-
-
-def serve(settings: Settings, *, embedded: bool) -> int:
-    """Serve until a signal; return the exit code (O2).
-
-    Args:
-        embedded: these are the built-in defaults, not a configuration of the user's.
-    """
-    from planes.server import run
-
-    return run(settings, embedded=embedded)

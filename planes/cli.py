@@ -70,9 +70,9 @@ def _serve(options: argparse.Namespace) -> int:
     settings, path = load_settings(options.config)
     settings = _with_flags(settings, options)
     try:
-        from planes.app import serve
+        from planes.server import run
 
-        return serve(settings, embedded=path is None)
+        return run(settings, embedded=path is None)
     except KeyboardInterrupt:
         return FAILED
     except Exception as error:  # noqa: BLE001  the process's border: told in one line (O2)

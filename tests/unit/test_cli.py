@@ -51,9 +51,9 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Settin
         calls.append((settings, embedded))
         return 0
 
-    app = ModuleType("planes.app")
-    app.serve = serve  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "planes.app", app)
+    app = ModuleType("planes.server")
+    app.run = serve  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "planes.server", app)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLUICEGATE_CONFIG", raising=False)
     return calls
@@ -200,7 +200,7 @@ def test_a_failure_at_run_time_exits_with_1(
     def fail(_settings: Settings, *, embedded: bool) -> int:
         raise OSError(98, "address in use, Bearer hunter2")
 
-    monkeypatch.setattr(sys.modules["planes.app"], "serve", fail)
+    monkeypatch.setattr(sys.modules["planes.server"], "run", fail)
     assert cli.main(["serve"]) == 1
     out, err = capsys.readouterr()
     assert (out, err) == ("", "sluicegate: OSError: [Errno 98] address in use, Bearer ***\n")
