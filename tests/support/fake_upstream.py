@@ -134,9 +134,6 @@ class RecordedRequest:
         return self.closed_at
 
 
-# --- the server -----------------------------------------------------------------------------------
-
-
 class FakeUpstream:
     """The fake provider; an async context manager.
 
@@ -297,8 +294,8 @@ class _Connection(asyncio.Protocol):
         request = self._request
         request.queued += len(data)
         self._transport.write(data)
-        if self._transport.is_closing():
-            await asyncio.sleep(0)  # a flood into nothing would never let the loop notice
+        if self._transport.is_closing():  # or a flood into nothing would never let the loop notice
+            await asyncio.sleep(0)
         await self._writable.wait()
         request.drained += len(data)
 
