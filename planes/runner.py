@@ -25,6 +25,7 @@ log = structlog.get_logger("sluicegate")
 # After a drain nothing runs any more that could end well; this is for what cannot be written.
 _CLEANUP_WAIT_S: Final = 0.2
 _KEEPALIVE_S: Final = 75.0
+_PIPELINE_WAIT_S: Final = 1.0
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
@@ -57,6 +58,19 @@ class _Server(web.Server):
 
 class _Handler(RequestHandler):
     __slots__ = ()
+
+    def _pause_reading_for_buffer(self) -> None:
+        """More requests came than aiohttp keeps behind the one that runs. It now stops reading, and
+        with that it stops noticing that the client leaves (M4.1).
+        """
+        super()._pause_reading_for_buffer()
+        if not self._upgraded:
+            self._loop.call_later(_PIPELINE_WAIT_S, self._cut_if_behind, self._current_request)
+
+    def _cut_if_behind(self, request: BaseRequest | None) -> None:
+        """Cut a client that still pipelines behind the same request."""
+        if self._buffer_paused and self._current_request is request and self.transport is not None:
+            self.transport.abort()
 
     def handle_error(
         self,

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.gateway import AUTH, MODEL
+from tests.support.script import Head, Send, Wait, chunk, sse
+
 if TYPE_CHECKING:
     from tests.support.stack import Stack
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 GOOD_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 
@@ -44,3 +49,26 @@ async def test_what_is_not_http(stack: Stack, sent: bytes) -> None:
     assert error.keys() == {"message", "type", "param", "code"}
     assert "Traceback" not in stack.log
     assert '"unreadable request"' in stack.log
+
+
+async def test_requests_pipelined_behind_a_stream_do_not_hide_a_hang_up(stack: Stack) -> None:
+    """M4.1: aiohttp reads no further behind so many, and would not see the client leave."""
+    stack.up.script(Head(), Send(sse(chunk("a"))), Wait(asyncio.Event()))
+    body = {"model": MODEL, "stream": True, "messages": [{"role": "user"}]}
+    async with stack.gateway.client() as client:
+        await client.request("POST", "/v1/chat/completions", headers=[AUTH], json=body)
+        await client.read_until(lambda c: c.events, timeout=10)
+        await client.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" * 200)
+        client.reset()
+    assert await (await stack.request()).wait_closed(timeout=10)
+
+
+async def test_requests_pipelined_in_good_order_are_all_served(stack: Stack) -> None:
+    reader, writer = await asyncio.open_connection(stack.gateway.host, stack.gateway.port)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 499)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    async with asyncio.timeout(20):
+        answers = await reader.read(-1)
+    writer.close()
+    await writer.wait_closed()
+    assert answers.count(b"HTTP/1.1 200 OK") == 500
