@@ -71,6 +71,12 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
                 await accounts.close()
 
     app.cleanup_ctx.append(run_parts)
+    app.on_response_prepare.append(_name_the_server)
     app.add_routes(health.routes)
     models_routes.add_routes(app)
     return app
+
+
+async def _name_the_server(_: web.Request, response: web.StreamResponse) -> None:
+    """Say who answers, and not which versions of what it is made of."""
+    response.headers["Server"] = "sluicegate"

@@ -33,6 +33,7 @@ _SECRET_ENDINGS = ("_api_key", "_password", "_token", "_secret")
 _SECRET_TEXT = re.compile(
     r"\b((?:sk-|ozk_|gsk_|csk-|xai-|AIza)|(?i:bearer)\s+)[A-Za-z0-9._~+/=-]+", re.ASCII
 )
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MAX_DEPTH = 8  # deeper values, and those that contain themselves, are logged as text
 _ON_EVERY_LINE = ("timestamp", "level", "event")
 
@@ -165,9 +166,12 @@ def _console(out: TextIO) -> list[Processor]:
         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
         structlog.processors.format_exc_info,
         mask,
+        _in_order,
+        _on_one_line,
         structlog.dev.ConsoleRenderer(
             colors=out.isatty() and not os.environ.get("NO_COLOR"),
             exception_formatter=structlog.dev.plain_traceback,
+            sort_keys=False,
         ),
     ]
 
@@ -179,6 +183,19 @@ def _add_logger_name(_logger: WrappedLogger, _method: str, event: EventDict) -> 
 
 def _in_order(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     return {**{name: event[name] for name in _ON_EVERY_LINE if name in event}, **event}
+
+
+def _on_one_line(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Spell control characters: what a client sends must not write lines or colours of its own.
+
+    A traceback of ours has its lines.
+    """
+    return {
+        name: _CONTROL.sub(lambda found: repr(found.group())[1:-1], value)
+        if isinstance(value, str) and name not in ("exception", "stack")
+        else value
+        for name, value in event.items()
+    }
 
 
 def _serialise(event: EventDict, **_: Callable[[object], object]) -> str:

@@ -56,7 +56,11 @@ class Providers:
             )
             for slug, model in self._settings.models.items()
         }
-        return Router(self._providers, routes)
+        reasons = {
+            name: self._settings.provider_off_reason(name) for name in self._settings.providers
+        }
+        off = {name: reason for name, reason in reasons.items() if reason is not None}
+        return Router(self._providers, routes, off)
 
     async def start(self, *, replay_if_no_local: bool) -> Router:
         """Start every provider and return the routes over them.

@@ -102,7 +102,7 @@ class _Handler(RequestHandler):
                 code="invalid_request" if client else "internal_error",
                 param=None,
             ),
-            headers={"x-request-id": request_id},
+            headers={"x-request-id": request_id, "Server": "sluicegate"},
             content_type="application/json",
         )
         response.force_close()

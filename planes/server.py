@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("sluicegate")
 
 _OK, _FAILED = 0, 1
+_SAME_SIGNAL_S = 0.05  # `timeout` and some shells signal a process and its group
 
 
 def run(settings: Settings, *, embedded: bool) -> int:
@@ -33,7 +34,7 @@ def run(settings: Settings, *, embedded: bool) -> int:
     logs.configure(settings.telemetry.log)
     _raise_file_limit()
     for notice in notices(settings):
-        log.info("notice", notice=notice)
+        log.info(notice)
     try:
         sock = _listen(settings.server.host, settings.server.port)
     except OSError as error:
@@ -63,7 +64,9 @@ async def _serve(settings: Settings, sock: socket.socket, *, embedded: bool) -> 
         await stop.wait()
         grace_s = settings.server.shutdown_grace_s
         inflight = app[GATEWAY].inflight
-        log.info("draining", running=inflight.running, grace_s=grace_s)
+        log.info(
+            "draining; a second signal stops at once", running=inflight.running, grace_s=grace_s
+        )
         await inflight.drain(grace_s)
     except StoreError as error:
         print(f"sluicegate: {error}", file=sys.stderr)
@@ -93,13 +96,18 @@ async def _first(starting: asyncio.Future[None], stop: asyncio.Event) -> None:
 def _stop_on_signals(stop: asyncio.Event) -> None:
     """The first signal drains, the second stops at once with exit code 1 (O2)."""
 
+    loop = asyncio.get_running_loop()
+    first_at = 0.0
+
     def on_signal() -> None:
-        if stop.is_set():
+        nonlocal first_at
+        if not stop.is_set():
+            first_at = loop.time()
+            stop.set()
+        elif loop.time() - first_at > _SAME_SIGNAL_S:
             log.warning("stopped at once by a second signal")
             os._exit(_FAILED)  # children follow by PR_SET_PDEATHSIG; nothing else outlives us
-        stop.set()
 
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
 

@@ -173,7 +173,8 @@ class Exchange:
         if self._opened is not None and outcome is not Outcome.COMPLETED:
             self._opened.abort()
         if self._hold is not None:
-            self._billing.close(self._hold, outcome, dialled=self._dialled)
+            settled = self._billing.close(self._hold, outcome, dialled=self._dialled)
+            record.cost_micro_usd = settled.cost_micro_usd
 
     async def _release(self) -> None:
         """Give the upstream connection of a completed request back, or close it.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from relay.money import Price
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _log: Final = logging.getLogger("sluicegate.prices")
 _CACHE_MAX: Final = 10_000  # clients choose the names of `<provider>/<anything>`
@@ -22,6 +22,8 @@ class PriceBook:
 
     Args:
         configured: slug → price of the configuration; it is the slug's whoever serves it.
+        pairs: (provider, model) → price of the slug that lists it: what is named around a slug, as
+            `<provider>/<model>`, costs no less.
         urls: provider → its base URL; a provider that is not here costs nothing (the local model,
             recorded transcripts).
         look_up: (base URL, model) → price, None if the list does not have it.
@@ -32,40 +34,51 @@ class PriceBook:
         configured: Mapping[str, Price],
         urls: Mapping[str, str],
         look_up: Callable[[str, str], Price | None] | None = None,
+        *,
+        pairs: Mapping[tuple[str, str], Price] | None = None,
     ) -> None:
         self._configured = configured
+        self._pairs = pairs or {}
         self._urls = urls
         self._look_up = look_up or bundled_price
-        self._found: dict[tuple[str, str], Price] = {}
+        self._found: dict[tuple[str, str], Price | None] = {}
 
-    def warm_up(self) -> None:
-        """Load the list now, so that no request waits for it; takes a third of a second."""
+    def warm_up(self, listed: Iterable[tuple[str, str, str]]) -> None:
+        """Find the prices of all that is listed, so that no request waits for the list to be
+        loaded, and say which are not known (M4.4).
+
+        Args:
+            listed: slug, provider, model of each candidate.
+        """
         for url in self._urls.values():
             self._look_up(url, "")
+        unknown = {
+            f"{provider}/{model}"
+            for slug, provider, model in listed
+            if self._find(slug, provider, model) is None
+        }
+        if unknown:
+            _log.warning(
+                "no price is known for %s: counted as free; set models.<slug>.price to change that",
+                ", ".join(sorted(unknown)),
+            )
 
     def price(self, slug: str, provider: str, model: str) -> Price:
-        """Return the price of `model` at `provider` under `slug`; free, with one warning, if
-        nobody knows it.
-        """
-        configured = self._configured.get(slug)
+        """Return the price of `model` at `provider` under `slug`; free if nobody knows it."""
+        return self._find(slug, provider, model) or FREE
+
+    def _find(self, slug: str, provider: str, model: str) -> Price | None:
+        configured = self._configured.get(slug) or self._pairs.get((provider, model))
         if configured is not None:
             return configured
         url = self._urls.get(provider)
         if url is None:
             return FREE
-        known = self._found.get((provider, model))
-        if known is None:
-            known = self._look_up(url, model)
-            if known is None:
-                known = FREE
-                _log.warning(
-                    "no price is known for %s at %s: it is counted as free; "
-                    "set models.<slug>.price to change that",
-                    *(model, provider),
-                )
-            if len(self._found) < _CACHE_MAX:
-                self._found[provider, model] = known
-        return known
+        if (provider, model) not in self._found:
+            if len(self._found) >= _CACHE_MAX:
+                self._found.clear()  # clients invent names; what is in use comes back at once
+            self._found[provider, model] = self._look_up(url, model)
+        return self._found[provider, model]
 
 
 def bundled_price(base_url: str, model: str) -> Price | None:

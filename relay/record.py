@@ -49,6 +49,7 @@ class RequestRecord:
     usage: TokenUsage | None = None
     outcome: Outcome | None = None
     error: RelayError | None = None
+    cost_micro_usd: int | None = None
 
     def attempt_lines(self) -> list[str]:
         """Return the candidates that were tried, in order, for people to read."""
@@ -73,6 +74,7 @@ class RequestRecord:
             "attempts": self.attempt_lines() or None,
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "completion_tokens": usage.completion_tokens if usage else None,
+            "cost_micro_usd": self.cost_micro_usd,
             "ttft_ms": round((self.first_byte - self.started) * 1000, 1)
             if self.first_byte is not None
             else None,

@@ -45,8 +45,9 @@ def refusal(
     error, raw = _read(body, redactor)
     said = error.message if error else ""
     if status in _CLIENT_FAULT:
+        hint = "; is its base_url right?" if status == 404 else ""
         return UpstreamRefused(
-            said or f"{provider} refused the request with status {status}",
+            said or f"{provider} refused the request with status {status}{hint}",
             status=status,
             code=error.code if error else None,
             type_=error.type if error else None,

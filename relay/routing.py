@@ -50,13 +50,18 @@ class Router:
     Args:
         providers: those that are on, by name.
         routes: slug → candidates in failover order; may be empty where every provider is off.
+        off: name of a provider that is not on → why.
     """
 
     def __init__(
-        self, providers: Mapping[str, Provider], routes: Mapping[str, tuple[Candidate, ...]]
+        self,
+        providers: Mapping[str, Provider],
+        routes: Mapping[str, tuple[Candidate, ...]],
+        off: Mapping[str, str] | None = None,
     ) -> None:
         self._providers = providers
         self._routes = routes
+        self._off = off or {}
 
     def resolve(self, slug: str) -> tuple[Candidate, ...]:
         """Return the candidates of `slug` in the order to try them; at least one.
@@ -78,8 +83,11 @@ class Router:
         provider = self._providers.get(name)
         if provider is not None and slash and model and not too_long:
             return (Candidate(provider=provider, model=model),)
+        if slash and name in self._off:
+            raise ModelNotFound(f"the provider {name} is off: {self._off[name]}", param="model")
         raise ModelNotFound(
-            f"the model {shown!r} is not served here; GET /v1/models lists those that are",
+            f"the model {shown!r} is not served here; GET /v1/models lists those that have a name "
+            "of their own, and <provider>/<model> names any model of a provider that is on",
             param="model",
         )
 

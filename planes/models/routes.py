@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 OPENAI_BASE: Final = "/v1"
 OPENROUTER_BASE: Final = "/api/v1"  # the drop-in base of OpenRouter: comments while waiting (M2.1)
 _BODY_LIMIT_S: Final = 300.0
+_SLUG_LOGGED_MAX: Final = 512
 
 
 def add_routes(app: web.Application) -> None:
@@ -51,6 +52,7 @@ async def chat_completions(request: web.Request, *, comments: bool) -> web.Strea
             body = await read_body(request, limit_s=_BODY_LIMIT_S)
         record = request[RECORD]
         chat = parse(body, request_id=record.request_id, created=int(time.time()))
+        record.model, record.stream = chat.slug[:_SLUG_LOGGED_MAX], chat.stream
         candidates = gateway.router.resolve(chat.slug)
         slot = gateway.slots.hold(principal.org, chat.request_id, principal.max_concurrent)
         exchange = Exchange(

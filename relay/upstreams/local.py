@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import logging
 import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
-from relay.errors import UpstreamUnavailable
+from relay.errors import UpstreamRefused, UpstreamUnavailable
 from relay.upstreams import llama_child, weights
+from relay.upstreams.child import STDERR_TAIL_BYTES, Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,12 +36,8 @@ DEFAULT_MODEL: Final = "smollm2-135m"
 _RETRY_AFTER_S: Final = 1  # a restart takes about a second
 _START_TIMEOUT_S: Final = 60.0
 _TERMINATE_WAIT_S: Final = 2.0
-_KILL_WAIT_S: Final = 2.0
-_PIPE_WAIT_S: Final = 0.5
 _BACKOFF_MIN_S: Final = 0.5
 _BACKOFF_MAX_S: Final = 30.0
-_STDERR_TAIL_BYTES: Final = 4096
-_ADDRESS_LINE_BYTES_MAX: Final = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +64,7 @@ class LlamaProcess:
         self._weights_path = weights_path
         self._start_timeout_s = start_timeout_s
         self._command = command
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._started = False
         self._closed = False
@@ -146,7 +142,7 @@ class LlamaProcess:
         if importlib.util.find_spec("xllamacpp") is None:
             raise UpstreamUnavailable(
                 "the local model needs llama.cpp, and the package xllamacpp is not installed: "
-                "`pip install 'sluicegate[local]'`"
+                "run `scripts/serve` from a clone, or `pip install xllamacpp`"
             )
         weights_path = self._weights_path or weights.cached_weights() or await _fetch_weights()
         # By its path and with -P: nothing in the working directory can shadow a module.
@@ -159,7 +155,7 @@ class LlamaProcess:
         Raises:
             UpstreamUnavailable: it ended, or did not serve in time; the message has its last words.
         """
-        child = await _Child.start((*command, "--parent", str(os.getpid())))
+        child = await Child.start((*command, "--parent", str(os.getpid())))
         self._child = child  # from here on `close` finds it
         try:
             await child.serving(self._start_timeout_s)
@@ -231,7 +227,16 @@ class LocalUpstream:
             raise
 
     async def open(self, request: UpstreamRequest) -> UpstreamReply:
-        """Send the request to the child; UpstreamUnavailable (retry in 1 s) while it is down."""
+        """Send the request to the child.
+
+        Raises:
+            UpstreamRefused: 404, another model was named; llama.cpp would answer under any name.
+            UpstreamUnavailable: it is down; retry in 1 s.
+        """
+        if request.body.get("model") != self._process.model:
+            raise UpstreamRefused(
+                f"the local model is {self._process.model}; there is no other", status=404
+            )
         _ = self._process.base_url  # raises before a connection is tried in vain
         return await self._http.open(request)
 
@@ -241,131 +246,6 @@ class LocalUpstream:
             await self._http.close()
         finally:
             await self._process.close()
-
-
-class _Child(asyncio.SubprocessProtocol):
-    """One running child: its address, the tail of its standard error, its end.
-
-    A protocol and not a pair of reader tasks: callbacks need nobody to own them, and a pipe that
-    nobody reads would block the child.
-    """
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.address: str | None = None
-        self.exited: asyncio.Future[None] = loop.create_future()
-        self._changed: asyncio.Future[None] = loop.create_future()  # address known, or over
-        self._drained: asyncio.Future[None] = loop.create_future()  # the pipes are at their end
-        self._transport: asyncio.SubprocessTransport | None = None
-        self._line = bytearray()
-        self._tail = bytearray()
-
-    @classmethod
-    async def start(cls, command: tuple[str, ...]) -> _Child:
-        """Start the program. Its own session: a Ctrl-C is for us, who may have to drain first."""
-        loop = asyncio.get_running_loop()
-        try:
-            _, child = await loop.subprocess_exec(
-                cls,
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise UpstreamUnavailable(f"cannot start the local model: {error}") from error
-        return child
-
-    @property
-    def pid(self) -> int | None:
-        """Process id; None once its end was seen."""
-        return None if self.exited.done() else self._process().get_pid()
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs."""
-        return self._process().get_returncode()
-
-    async def serving(self, wait_s: float) -> None:
-        """Wait for the address.
-
-        Raises:
-            UpstreamUnavailable: the process ended instead, or it took too long.
-        """
-        await asyncio.wait([self._changed], timeout=wait_s)
-        if self.address is None:
-            why = f"exit status {self.returncode}" if self._changed.done() else f"in {wait_s:g} s"
-            raise UpstreamUnavailable(
-                f"the local model's process printed no address: {why}{self.last_words()}"
-            )
-
-    async def over(self) -> None:
-        """Wait for its end, and a little for its last words, which may still be in the pipe."""
-        await asyncio.wait([self.exited])
-        await asyncio.wait([self._drained], timeout=_PIPE_WAIT_S)
-
-    async def terminate(self, wait_s: float) -> None:
-        """Ask it to end, wait; then kill it and see it reaped. Killed at once if cancelled.
-
-        Not with `asyncio.timeout`, which on Python 3.11.2 (Debian 12) raises CancelledError where
-        it should raise TimeoutError when the task was cancelled before, as it is in a clean-up.
-        """
-        try:
-            with suppress(ProcessLookupError):
-                self._process().terminate()
-            await asyncio.wait([self.exited], timeout=wait_s)
-            with suppress(ProcessLookupError):
-                self._process().kill()
-            await asyncio.wait([self.exited], timeout=_KILL_WAIT_S)
-        finally:
-            self.kill()
-
-    def kill(self) -> None:
-        """Kill it if it runs, and free the pipes. Synchronous, idempotent."""
-        self._process().close()
-
-    def _process(self) -> asyncio.SubprocessTransport:
-        assert self._transport is not None, "connection_made comes before start returns"
-        return self._transport
-
-    def last_words(self) -> str:
-        """Return the end of its standard error, ready to be put behind a message."""
-        text = self._tail.decode("utf-8", "replace").strip()
-        return f"; its last words: {text}" if text else ""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport; called by the loop."""
-        # A cast, for uvloop's class has the methods and not the ancestor.
-        self._transport = cast("asyncio.SubprocessTransport", transport)
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Collect the address line (1) and the tail of standard error (2)."""
-        if fd == 2:
-            self._tail += data
-            del self._tail[:-_STDERR_TAIL_BYTES]
-        elif self.address is None and len(self._line) <= _ADDRESS_LINE_BYTES_MAX:
-            self._line += data
-            line, newline, _ = self._line.partition(b"\n")
-            if newline:
-                self._on_line(bytes(line))
-
-    def _on_line(self, line: bytes) -> None:
-        with suppress(ValueError, TypeError, KeyError):
-            self.address = str(json.loads(line)["address"])
-        _settle(self._changed)
-
-    def process_exited(self) -> None:
-        """The process is over: nothing serves at the address any more."""
-        _settle(self.exited)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The process is over and its pipes are read to the end."""
-        for future in (self.exited, self._drained, self._changed):
-            _settle(future)
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 async def _fetch_weights() -> Path:
@@ -390,6 +270,6 @@ async def _fetch_weights() -> Path:
         await process.wait()
         raise
     if process.returncode:
-        message = err.decode("utf-8", "replace").strip()[-_STDERR_TAIL_BYTES:]
+        message = err.decode("utf-8", "replace").strip()[-STDERR_TAIL_BYTES:]
         raise UpstreamUnavailable(f"the local model cannot be had: {message}")
     return Path(os.fsdecode(out.rstrip(b"\n")))

@@ -44,6 +44,7 @@ async def test_what_is_not_http(stack: Stack, sent: bytes) -> None:
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b" 400 " in head.split(b"\r\n")[0] + b" "
     assert b"x-request-id: req_" in head.lower()
+    assert b"server: sluicegate\r\n" in head.lower() + b"\r\n"
     error = json.loads(body)["error"]
     assert error["code"] == "invalid_request"
     assert error.keys() == {"message", "type", "param", "code"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from relay.errors import UpstreamUnavailable
+from relay.errors import UpstreamRefused, UpstreamUnavailable
 from relay.upstreams import local, weights
 from relay.upstreams.base import UpstreamRequest
 from relay.upstreams.local import LlamaProcess, LocalUpstream
@@ -188,7 +188,7 @@ async def test_without_xllamacpp_the_message_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(local.importlib.util, "find_spec", lambda _: None)  # type: ignore[attr-defined]
-    with pytest.raises(UpstreamUnavailable, match=r"pip install 'sluicegate\[local\]'"):
+    with pytest.raises(UpstreamUnavailable, match=r"scripts/serve"):
         await LlamaProcess().start()
 
 
@@ -246,7 +246,7 @@ class StubHttp:
         self.calls.append("close")
 
 
-REQUEST = UpstreamRequest(body={"model": "m", "stream": True}, stream=True)
+REQUEST = UpstreamRequest(body={"model": "smollm2-135m", "stream": True}, stream=True)
 
 
 async def test_the_upstream_dials_the_child_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ async def test_the_upstream_dials_the_child_of_the_moment(monkeypatch: pytest.Mo
     for _ in range(2):
         pid = process.pid
         assert pid is not None
-        dialled.append(f"open m at http://127.0.0.1:{pid}/v1")
+        dialled.append(f"open smollm2-135m at http://127.0.0.1:{pid}/v1")
         with pytest.raises(UpstreamUnavailable, match="a stub"):
             await upstream.open(REQUEST)
         (process._child or pytest.fail("no child")).kill()
@@ -277,6 +277,15 @@ async def test_the_upstream_dials_the_child_of_the_moment(monkeypatch: pytest.Mo
     await upstream.close()
     assert made[0].calls == ["start", *dialled, "close", "close"]
     assert not is_up(process)
+
+
+async def test_another_models_name_is_refused() -> None:
+    """llama.cpp would answer under any name."""
+    upstream = LocalUpstream("local", LlamaProcess(command=program(STAYS)), StubHttp)
+    with pytest.raises(UpstreamRefused) as caught:
+        await upstream.open(UpstreamRequest(body={"model": "gpt-5"}, stream=True))
+    assert caught.value.status == 404
+    await upstream.close()
 
 
 async def test_an_http_upstream_that_cannot_start_leaves_no_child() -> None:

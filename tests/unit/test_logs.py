@@ -299,3 +299,15 @@ def test_other_errors_keep_their_level_and_traceback(
     (line,) = lines(out)
     assert line["level"] == "error"
     assert line["exception"][0]["exc_type"] == type(error).__name__
+
+
+def test_a_client_cannot_forge_console_lines(out: io.StringIO) -> None:
+    """Control characters of what a client sends are spelt, in names of models for one."""
+    logs.configure("console", stream=out)
+    forged = "x\n2026-01-01 [error] forged \x1b[31mred\r\u2028"
+    structlog.get_logger().info(f"no price for {forged}", model=forged)
+    logging.getLogger("sluicegate").info("and %s", forged)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "\x1b" not in out.getvalue()
+    assert r"x\n2026" in lines[0]

@@ -381,15 +381,27 @@ def test_configured_then_bundled_then_free_with_one_warning(
         return PRICE if model == "known" else None
 
     mine = Price(prompt_usd_per_mtok=Decimal(1))
-    book = PriceBook({"slug": mine}, {"p": "http://p"}, look_up)
+    book = PriceBook({"slug": mine}, {"p": "http://p"}, look_up, pairs={("p", "big"): mine})
     with caplog.at_level(logging.WARNING):
+        book.warm_up([("slug", "p", "x"), ("other", "p", "known"), ("third", "p", "unknown")])
+        assert caplog.text.count("counted as free") == 1
+        assert "p/unknown:" in caplog.text
         assert book.price("slug", "p", "known") == mine
         assert book.price("other", "p", "known") == PRICE
+        assert book.price("p/big", "p", "big") == mine  # around the slug that lists it
         assert book.price("other", "local", "anything") == Price()
-        assert book.price("other", "p", "unknown") == Price()
-        assert book.price("other", "p", "unknown") == Price()
-    assert asked == ["known", "unknown"]
-    assert caplog.text.count("counted as free") == 1
+        for name in ("unknown", "invented\nby a client"):
+            assert book.price("other", "p", name) == book.price("other", "p", name) == Price()
+    assert asked == ["", "known", "unknown", "invented\nby a client"]
+    assert "invented" not in caplog.text  # a client's names are no business of the log's
+
+
+def test_names_that_clients_invent_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.prices._CACHE_MAX", 10)
+    book = PriceBook({}, {"p": "http://p"}, lambda _, __: None)
+    for i in range(100):
+        book.price("s", "p", f"m{i}")
+        assert len(book._found) <= 10
 
 
 def test_the_bundled_list_is_asked_by_address() -> None:
