@@ -7,8 +7,9 @@ for the marks of M2.6 and no JSON parse. What bears a mark, or does not fit the 
 even then single members are edited as bytes and the rest stays as it was sent.
 
 Why the frame is safe: `head` ends in the `[` of the top-level `choices`, and equal bytes up to
-there mean equal structure. `tail` begins with that array's `]` and holds only balanced members up
-up to the object's last `}`, so a chunk that ends in the same bytes ends in the same members. A last
+there mean equal structure. `tail` begins with a `]` and holds only balanced members up to the
+object's last `}`. That this `]` is the one of `choices` is sure if nothing before it can have
+closed the array: no `]` with a comma behind it stands between (else the chunk is parsed). A last
 member whose string changes with every chunk (OpenAI's `obfuscation`) is let vary: the tail then
 ends in its opening quote, and what follows must be one string without escapes.
 """
@@ -33,6 +34,8 @@ _MARKS: Final = re.compile(
     rb'"(?:role"\s*:|finish_reason"\s*:\s*"|tool_calls"\s*:\s*\[|usage"\s*:\s*\{|error"\s*:|x_groq")'
 )
 _LF: Final = 0x0A  # between two `data:` lines of one event
+# What could close `choices` before the tail does: a bracket with another member behind it.
+_CLOSES: Final = re.compile(rb"\]\s*,")
 _NONE: Final = frozenset[str]()
 _USAGE: Final = frozenset({"usage"})
 
@@ -121,7 +124,12 @@ class ChunkRewriter:
         if len(data) > self._frame_bytes and data.startswith(self._head):
             if data.endswith(self._tail):
                 inside = data[len(self._head) : len(data) - len(self._tail)]
-                if inside and _LF not in inside and not _MARKS.search(inside):
+                if (
+                    inside
+                    and _LF not in inside
+                    and not _MARKS.search(inside)
+                    and (b"]" not in inside or not _CLOSES.search(inside))
+                ):
                     out += (self._pre, inside, self._post)
                     self._count(inside)
                     return Kind.CHUNK
@@ -136,7 +144,9 @@ class ChunkRewriter:
         last = data[at + len(self._stem) : -2]
         if at <= len(self._head) or not data.endswith(b'"}'):
             return False
-        if b'"' in last or b"\\" in last or _LF in data or _MARKS.search(inside):
+        if b'"' in last or b"\\" in last or _LF in data:
+            return False
+        if _MARKS.search(inside) or _CLOSES.search(inside):
             return False
         out += (self._pre, inside, self._stem_out, last, b'"}\n\n')
         self._count(inside)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from encoders.json_text import loads
 
 _TEXT: Final = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal)"\s*:\s*"')
+_STRING: Final = re.compile(_TEXT.pattern + rb'((?:[^"\\]|\\.)*+)"', re.DOTALL)
 _STRING_END: Final = re.compile(rb'(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 
@@ -61,8 +62,9 @@ class TextCounter:
                 return
         try:
             choices = loads(b"[" + inside + b"]")
-        except ValueError:
-            return  # not JSON after all: there is no text to bill
+        except ValueError:  # not JSON after all; its texts were streamed all the same
+            self._characters += sum(map(_length, _STRING.findall(inside)))
+            return
         self.add_choices(choices)
         self._learn(inside)
 
@@ -85,6 +87,10 @@ class TextCounter:
         if end is not None:
             self._before, self._after = inside[:start], inside[end.end() - 1 :]
             self._overhead = len(self._before) + len(self._after)
+
+
+def _length(text: bytes) -> int:
+    return len(text.decode("utf-8", "replace"))
 
 
 def _characters(delta: dict[str, Any]) -> int:

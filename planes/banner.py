@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from planes.settings import LocalProvider
 from planes.version import version
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ _TEXT: Final = """
 
   key    {key}
   model  {model}, by {provider}
+  store  {store}
 
   A stream, token by token:
 
@@ -34,7 +37,7 @@ def banner(settings: Settings, host: str, port: int, router: Router, *, embedded
     """
     shown = f"[{host}]" if ":" in host else host
     base = f"http://{'127.0.0.1' if shown == '0.0.0.0' else shown}:{port}"
-    model, provider = next(iter(router.slugs()), ("<model>", "nobody: no model is on"))
+    model, provider = _model(settings, router)
     if embedded and settings.keys:
         key = settings.keys[0].key.get_secret_value()
         header, argument = f"'Authorization: Bearer {key}'", f'"{key}"'
@@ -50,4 +53,19 @@ def banner(settings: Settings, host: str, port: int, router: Router, *, embedded
         argument=argument,
         model=model,
         provider=provider,
+        store=Path(settings.store.sqlite_path).absolute(),
     )
+
+
+def _model(settings: Settings, router: Router) -> tuple[str, str]:
+    """Return a model to ask for and who serves it, and that there are more."""
+    listed = list(router.slugs())
+    if listed:
+        (model, provider), more = listed[0], len(listed) - 1
+        return model, f"{provider} (and {more} more: GET /v1/models)" if more else provider
+    on = [name for name in settings.providers if settings.provider_off_reason(name) is None]
+    if not on:
+        return "<model>", "nobody: no provider is on"
+    entry = settings.providers[on[0]]
+    model = entry.model if isinstance(entry, LocalProvider) else "<model>"
+    return f"{on[0]}/{model}", on[0]

@@ -11,7 +11,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import orjson
 from pydantic import ValidationError
@@ -27,14 +26,16 @@ from planes.cli_common import (
     add_config,
     load_settings,
 )
-from planes.config_file import ConfigError, load
+from planes.config_file import ConfigError
 from planes.settings import Server, Settings, explain, notices
 from planes.version import version
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; a wrong command line exits with 2 (O2)."""
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code = _run(options)
         sys.stdout.flush()
@@ -54,7 +55,7 @@ def _run(options: argparse.Namespace) -> int:
         case "serve":
             return _serve(options)
         case "check":
-            return _check(Path(options.file))
+            return _check(options)
         case "models":
             return _models(options)
         case "keys":
@@ -99,15 +100,18 @@ def _with_flags(settings: Settings, options: argparse.Namespace) -> Settings:
     return settings.model_copy(update={"server": server})
 
 
-def _check(path: Path) -> int:
+def _check(options: argparse.Namespace) -> int:
+    if options.file is not None and options.config is not None:
+        options.parser.error("FILE and --config are the same: give one")
     try:
-        settings = load(path, os.environ)
+        settings, path = load_settings(options.file or options.config)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return FAILED
+    source = path or "built-in defaults"
     for notice in notices(settings):
-        print(f"{path}: notice: {notice}")
-    print(f"{path}: ok")
+        print(f"{source}: notice: {notice}")
+    print(f"{source}: ok")
     return OK
 
 
@@ -186,12 +190,15 @@ def _add_commands(commands: Commands) -> None:
         "check",
         "Check a configuration: every problem with its line (exit 1), or what is off or not "
         "served yet,\nthen `ok` (exit 0). Nothing is started; ${ENV} is taken from the "
-        "environment.",
+        "environment.\n\nThe configuration is FILE, which is the same as --config FILE. Without "
+        f"either:\n{WHERE}",
         """\
+  sluicegate check
   sluicegate check sluicegate.yaml
   OPENAI_API_KEY=sk-example sluicegate check sluicegate.yaml""",
     )
-    check.add_argument("file", metavar="FILE", help="the YAML file to check")
+    check.add_argument("file", metavar="FILE", nargs="?", help="the YAML file to check")
+    add_config(check)
     models = add_command(
         commands,
         "models",

@@ -42,13 +42,15 @@ def add_command(
     commands: Commands, name: str, description: str, examples: str
 ) -> argparse.ArgumentParser:
     """Add a command whose help ends with examples."""
-    return commands.add_parser(
+    command = commands.add_parser(
         name,
         help=description.partition("\n")[0].partition(":")[0].partition(";")[0].rstrip("."),
         description=description,
         epilog=f"examples:\n{examples}\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    command.set_defaults(parser=command)  # whose usage is shown for what nobody knows
+    return command
 
 
 def add_config(command: argparse.ArgumentParser) -> None:

@@ -5,10 +5,12 @@ A key's text is shown once, when it is made; only its SHA-256 digest is stored.
 
 import argparse
 import hashlib
+import re
 import secrets
 import string
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 _ALPHABET = string.ascii_letters + string.digits
 _KEY_CHARACTERS = 40
+_ID = re.compile(r"key_[0-9a-f]{12}")
 
 
 def add_commands(commands: Commands) -> None:
@@ -68,7 +71,9 @@ def add_commands(commands: Commands) -> None:
   sluicegate keys revoke key_0123456789ab""",
     )
     add_config(revoke)
-    revoke.add_argument("id", metavar="ID", help="its id, as `keys list` shows it")
+    revoke.add_argument(
+        "id", metavar="ID", help="its id, as `keys list` shows it, or the key itself"
+    )
 
 
 def _add_create(keys: Commands) -> None:
@@ -78,7 +83,8 @@ def _add_create(keys: Commands) -> None:
         "Create a key and print it: once, only its digest is stored.\n\n"
         "An organisation that is not there is created with what is said of it here. For one that\n"
         "is there, --balance-usd sets its balance, --trial and --max-concurrent set those; what\n"
-        f"is not said stays as it is.\n\n{WHERE}",
+        "is not said stays as it is. Standard output is the key alone; standard error names the\n"
+        f"database that it went into. A running gateway takes it within 5 s.\n\n{WHERE}",
         """\
   sluicegate keys create --org acme
   sluicegate keys create --org acme --name laptop --balance-usd 25 --max-concurrent 8
@@ -117,7 +123,9 @@ def run(options: argparse.Namespace) -> int:
 def _create(options: argparse.Namespace, settings: Settings) -> int:
     text = "ozk_" + "".join(secrets.choice(_ALPHABET) for _ in range(_KEY_CHARACTERS))
     wanted = _wanted(options, text)
-    digest = hashlib.sha256(text.encode()).digest()
+    digest = _digest(text)
+    database = Path(settings.store.sqlite_path).absolute()
+    new = "" if database.exists() else " (new)"
 
     async def create(store: "Store") -> int:
         from relay.stores.base import StoredKey
@@ -136,8 +144,12 @@ def _create(options: argparse.Namespace, settings: Settings) -> int:
             _print_json({"key": text, **_document(key)})
         else:
             print(text)
-            # Not on standard output, so that `KEY=$(sluicegate keys create …)` is the key.
-            print(f"{_words(key)}\nThe key is shown this once only.", file=sys.stderr)
+        # Not on standard output, so that `KEY=$(sluicegate keys create …)` is the key.
+        print(
+            f"{_words(key)}, in {database}{new}\n"
+            "The key is shown this once only. A running gateway takes it within 5 s.",
+            file=sys.stderr,
+        )
         return OK
 
     return with_store(settings, create)
@@ -189,19 +201,27 @@ def _list(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _revoke(options: argparse.Namespace, settings: Settings) -> int:
+    # What is no id is taken for the text of a key, and never shown again.
+    is_id = _ID.fullmatch(options.id) is not None
+    key_id: str = options.id if is_id else _key_id(_digest(options.id))
+
     async def revoke(store: "Store") -> int:
-        if await store.revoke_key(options.id):
-            print(f"{options.id} is revoked; a running gateway obeys within 5 s")
+        if await store.revoke_key(key_id):
+            print(f"{key_id} is revoked; a running gateway obeys within 5 s")
             return OK
-        static = (key.key.get_secret_value() for key in settings.keys)
-        if options.id in (_key_id(hashlib.sha256(text.encode()).digest()) for text in static):
-            why = "is a key of the configuration: set `status: revoked` there and restart"
+        if key_id in (_key_id(_digest(key.key.get_secret_value())) for key in settings.keys):
+            why = f"{key_id} is a key of the configuration: set `status: revoked` there and restart"
         else:
-            why = "is no key of this database; `sluicegate keys list` shows them"
-        print(f"sluicegate: {options.id} {why}", file=sys.stderr)
+            what = key_id if is_id else "what was given"
+            why = f"{what} is no key of this database; `sluicegate keys list` shows them"
+        print(f"sluicegate: {why}", file=sys.stderr)
         return FAILED
 
     return with_store(settings, revoke, make=False)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
 def _key_id(digest: bytes) -> str:

@@ -49,7 +49,8 @@ def add_commands(commands: Commands) -> None:
         metavar="T",
         type=_since,
         default=0.0,
-        help="from when: ISO-8601 (UTC unless it says otherwise), or so long ago: 30m, 1h, 2d, 1w",
+        help="from when: ISO-8601 (UTC unless it says otherwise), or so long ago: 30m, 1h, 2d, 1w; "
+        "without it everything is shown",
     )
     usage.add_argument("--org", metavar="O", help="of this organisation only")
     usage.add_argument("--json", action="store_true", help="as a JSON array")

@@ -18,7 +18,7 @@ from planes.errors import (
     response_for_http,
 )
 from planes.gateway import GATEWAY, RECORD
-from relay.errors import ClientGone, GatewayFault, RelayError
+from relay.errors import BadRequest, ClientGone, GatewayFault, RelayError
 from relay.lifecycle import Outcome
 from relay.record import RequestRecord
 
@@ -117,13 +117,16 @@ def admit(request: web.Request) -> Principal:
     """Decide on the head alone whether a request's body may be read: the key, the size (M1.1).
 
     Raises:
-        InvalidKey, AccountSuspended, PayloadTooLarge.
+        InvalidKey, AccountSuspended, PayloadTooLarge, BadRequest.
     """
     gateway = request.app[GATEWAY]
     principal = gateway.keys.authenticate(request.headers)
     record = request.get(RECORD)
     if record is not None:
         record.org, record.key_id = principal.org, principal.key_id
+    coding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise BadRequest("a compressed request body is not taken; send it without Content-Encoding")
     limit = gateway.settings.server.max_body_bytes
     if request.content_length is not None and request.content_length > limit:
         raise PayloadTooLarge(

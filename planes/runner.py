@@ -34,6 +34,7 @@ def make_runner(app: web.Application) -> web.AppRunner:
         app,
         handler_cancellation=True,
         access_log=None,  # one line of ours for each request
+        auto_decompress=False,  # `admit` refuses it: 3 KB may unpack to 2 GB, key or no key
         keepalive_timeout=_KEEPALIVE_S,
         shutdown_timeout=_CLEANUP_WAIT_S,
     )

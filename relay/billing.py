@@ -26,7 +26,6 @@ from relay.money import (
     Settlement,
     Source,
     dearest,
-    estimate_prompt_tokens,
     max_output_tokens,
 )
 
@@ -151,7 +150,7 @@ class Billing:
             (c.provider.name, c.model): self._prices.price(request.slug, c.provider.name, c.model)
             for c in candidates
         }
-        prompt = estimate_prompt_tokens(request.body)
+        prompt = request.prompt_tokens
         output = max_output_tokens(request.body, self._hold_output_tokens)
         price = dearest(prices.values())
         hold = Hold(

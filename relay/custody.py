@@ -67,6 +67,9 @@ class Custody:
             await self._store.write_progress(moved)
 
     async def _sweep(self) -> None:
+        # First: after a pause of this process or a jump of the clock its own lease may have run
+        # out, and its own streams are not lost.
+        await self._renew()
         for row in await self._store.sweep(time.time(), self._hold_ttl_s):
             _log.warning(
                 "request %s of %s was lost with its worker; settled at %d micro-USD",

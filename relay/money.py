@@ -120,16 +120,21 @@ def _characters_of_json(value: Any) -> int:
 
 
 def max_output_tokens(body: Mapping[str, Any], default: int) -> int:
-    """Return the most output that a request may bring: its limit, else `default`, for each `n`."""
-    limit = default
-    for key in ("max_completion_tokens", "max_tokens"):
-        value = body.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            limit = value
-            break
-    choices = body.get("n")
-    choices = choices if isinstance(choices, int) and choices > 0 else 1
-    return min(limit * choices, _TOKENS_MAX)
+    """Return the most output that a request may bring: its limit, else `default`, for each `n`.
+
+    Of two limits the larger counts, for a provider may know only one of the names; a limit that is
+    no positive number is none.
+    """
+    limits = [_positive(body.get(key)) for key in ("max_completion_tokens", "max_tokens")]
+    limit = max(limits) or default
+    return min(limit * max(_positive(body.get("n")), 1), _TOKENS_MAX)
+
+
+def _positive(value: object) -> int:
+    """A positive whole number, however JSON spells it; 0 for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0
+    return int(min(max(value, 0), _TOKENS_MAX)) if value == value else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

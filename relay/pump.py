@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 # How long usage and `[DONE]` may keep a client waiting whose answer is complete.
 FINISH_GRACE_S: Final = 10.0
+# Reads that find data waiting do not give way, and a compressed body can hold a lot of it: then
+# others have their turn, and a hang-up is seen.
+_READS_A_TURN: Final = 16
 
 
 class Sink(Protocol):
@@ -81,8 +84,12 @@ async def pump(
         CancelledError: the client is gone, or the gateway stops.
     """
     first = True
+    reads = 0
     finish_at: float | None = None
     while not relay.closed:
+        reads += 1
+        if reads % _READS_A_TURN == 0:
+            await asyncio.sleep(0)
         try:
             if relay.finishing:
                 if finish_at is None:

@@ -25,6 +25,7 @@ class RelayRequest:
         choices: `n`.
         created: Unix seconds of its arrival.
         body: the whole request as sent; unknown fields are passed on (M1.1).
+        prompt_tokens: the estimate of its prompt (M4.2).
     """
 
     request_id: str
@@ -34,6 +35,7 @@ class RelayRequest:
     choices: int
     created: int
     body: Mapping[str, Any]
+    prompt_tokens: int
 
 
 def asks_usage(request: RelayRequest, candidate: Candidate) -> bool:

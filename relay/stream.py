@@ -105,9 +105,10 @@ class StreamRelay:
             if not self._rewriter.has_choice:
                 out.append(self.fail(self._empty()))
             else:
+                end = self._rewriter.closing() + openai.DONE
                 self._lifecycle.advance(StreamInput.EOF, finished=self._rewriter.finished)
                 if self._lifecycle.outcome is Outcome.COMPLETED:
-                    out.append(self._rewriter.closing() + openai.DONE)
+                    out.append(end)
                 else:
                     error = UpstreamTruncated(
                         f"{self._provider} ended the stream before the answer was finished"
@@ -157,8 +158,9 @@ class StreamRelay:
         if not self._rewriter.has_choice:
             out.append(self.fail(self._empty()))
             return
+        end = self._rewriter.closing() + openai.DONE  # first: if it fails, the stream has not ended
         self._lifecycle.advance(StreamInput.TERMINAL)
-        out.append(self._rewriter.closing() + openai.DONE)
+        out.append(end)
 
     def _upstream_error(self, out: list[bytes]) -> None:
         """The upstream's own error event passes as sent, but for our secrets (M3.4)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 OPENAI_BASE: Final = "/v1"
 OPENROUTER_BASE: Final = "/api/v1"  # the drop-in base of OpenRouter: comments while waiting (M2.1)
 _BODY_LIMIT_S: Final = 300.0
+_PARSED_HERE_MAX: Final = 256 * 1024
 _SLUG_LOGGED_MAX: Final = 512
 
 
@@ -51,7 +53,9 @@ async def chat_completions(request: web.Request, *, comments: bool) -> web.Strea
         async with gateway.inflight.interruptible():
             body = await read_body(request, limit_s=_BODY_LIMIT_S)
         record = request[RECORD]
-        chat = parse(body, request_id=record.request_id, created=int(time.time()))
+        read = partial(parse, body, request_id=record.request_id, created=int(time.time()))
+        # Megabytes of JSON take seconds; the streams of others go on meanwhile.
+        chat = read() if len(body) <= _PARSED_HERE_MAX else await asyncio.to_thread(read)
         record.model, record.stream = chat.slug[:_SLUG_LOGGED_MAX], chat.stream
         candidates = gateway.router.resolve(chat.slug)
         slot = gateway.slots.hold(principal.org, chat.request_id, principal.max_concurrent)

@@ -7,13 +7,23 @@ passed on as it came.
 from __future__ import annotations
 
 import json
-from typing import Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 
 from planes.errors import InvalidJson
 from relay.errors import BadRequest
+from relay.money import estimate_prompt_tokens
 from relay.request import RelayRequest
 
 # It is encoded again for the upstream: deeper documents are no work for an encoder, nor any use.
@@ -34,7 +44,8 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     model: StrictStr = Field(min_length=1)
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    # Fails on the first bad one: a million problems are a gigabyte of complaints.
+    messages: Annotated[list[dict[str, Any]], FailFast()] = Field(min_length=1)
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     n: StrictInt | None = Field(default=None, ge=1)
@@ -68,6 +79,7 @@ def parse(body: bytes, *, request_id: str, created: int) -> RelayRequest:
         choices=chat.n or 1,
         created=created,
         body=document,
+        prompt_tokens=estimate_prompt_tokens(document),
     )
 
 
@@ -118,4 +130,6 @@ def _refuse(error: ValidationError) -> NoReturn:
     if problem["type"] == "missing":
         raise BadRequest(f"`{param}` is missing", param=param)
     message = problem["msg"].replace("Input should be", "must be").replace("valid ", "")
+    if problem["type"] == "too_short":
+        message = "must have at least 1 item"
     raise BadRequest(f"`{param}`: {message}", param=param)

@@ -7,6 +7,7 @@
     workflows.py  workflows, agents_plane            decision.py  decision
     root.py       `Settings`, the whole file, and the checks that cross its sections
     notices.py    what was configured and is not served yet
+    reference.py  makes docs/configuration.md of all these
     explain.py    pydantic's errors in the words of the file
 
 Nothing here reads a file or the environment; `planes.config_file` does. A value that is wrong is

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from planes.settings.providers import NO_KEY
 from planes.settings.root import Settings
 
-_LATER_SECTIONS = ("agents", "agents_plane", "workflows", "decision")
-_LATER_FLAGS = (
+LATER_SECTIONS = ("agents", "agents_plane", "workflows", "decision")
+LATER_FLAGS = (
     "first_byte_timeout_s",
     "peek_first_event_s",
     "idle_timeout_s",
+    "reasoning",
     "cumulative_deltas",
     "inline_tool_calls",
 )
@@ -50,23 +51,26 @@ def _models_off(settings: Settings) -> Iterator[str]:
 
 def _flags(settings: Settings) -> Iterator[str]:
     for name, provider in settings.providers.items():
-        # `false` and `null` are the defaults: written out, they ask for nothing.
-        flags = [flag for flag in _LATER_FLAGS if getattr(provider, flag) not in (None, False)]
+        # A default that is written out asks for nothing.
+        fields = type(provider).model_fields
+        flags = [f for f in LATER_FLAGS if getattr(provider, f) != fields[f].default]
         if flags:
             yield f"provider {name}: {_and(flags)} {_be(flags)} not served yet"
 
 
 def _later(settings: Settings) -> Iterator[str]:
-    sections = [name for name in _LATER_SECTIONS if name in settings.model_fields_set]
+    sections = [name for name in LATER_SECTIONS if name in settings.model_fields_set]
     if not settings.agents and "agents" in sections:
         sections.remove("agents")
     if sections:
         yield f"{_and(sections)} {_be(sections)} configured but not served yet"
+    if settings.telemetry.metrics and "metrics" in settings.telemetry.model_fields_set:
+        yield "telemetry.metrics: GET /metrics is not served yet"
 
 
 def _missing(settings: Settings) -> Iterator[str]:
     if not settings.keys:
-        yield "no keys are configured: every request will be refused"
+        yield "no keys in the configuration: only those of `sluicegate keys create` are accepted"
     if all(settings.provider_off_reason(name) is not None for name in settings.providers):
         yield "no provider is on: no model can be served"
 

@@ -7,7 +7,7 @@ speaks a known shape, the local model, or recorded transcripts.
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from planes.settings.base import (
     ApiKey,
@@ -17,6 +17,7 @@ from planes.settings.base import (
     Positive,
     Section,
     Text,
+    complaint,
     is_loopback,
 )
 
@@ -73,10 +74,8 @@ class Reading(Section):
 class HttpProvider(Reading):
     """A service on the network."""
 
-    shape: Shape = Field(description="The wire that the provider speaks.")
-    base_url: HttpUrl = Field(
-        description="http(s) URL to which paths are appended; kept without a trailing slash."
-    )
+    shape: Shape = Field(description="The wire that it speaks; only openai is served yet.")
+    base_url: HttpUrl = Field(description="http(s) URL to which /chat/completions is appended.")
     api_key: ApiKey = Field(
         default=None,
         description="The provider's key. Left out: no authentication. Empty: the provider is "
@@ -89,6 +88,13 @@ class HttpProvider(Reading):
     headers: Mapping[HeaderName, HeaderValue] = Field(
         default={}, repr=False, description="Headers added to each request; may hold secrets."
     )
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_a_base(cls, value: str) -> str:
+        if value.endswith("/chat/completions"):
+            raise complaint("must be cut before /chat/completions: that is appended to it")
+        return value
 
     @property
     def off_reason(self) -> str | None:
@@ -105,7 +111,9 @@ class LocalProvider(Reading):
     """The model that runs in a child process of the gateway (O1.1)."""
 
     kind: Literal["local"] = Field(description="Says that the provider is the local model.")
-    model: Text = Field(default="smollm2-135m", description="Name of the local model.")
+    model: Literal["smollm2-135m"] = Field(
+        default="smollm2-135m", description="Name of the local model; there is this one."
+    )
     aggregate: Literal[True] = Field(
         default=True, description="Always true: the local server never stops a plain request."
     )

@@ -28,7 +28,7 @@ class Server(Section):
     port: Annotated[Integer, Field(ge=0, le=65535)] = Field(
         default=8080, description="TCP port to listen on; 0 takes a free one."
     )
-    workers: Count = Field(default=1, description="Number of worker processes.")
+    workers: Count = Field(default=1, description="Worker processes; only 1 is served yet.")
     shutdown_grace_s: Amount = Field(
         default=25, description="Seconds that running streams get after SIGTERM (M3.6)."
     )
@@ -106,7 +106,7 @@ class Journal(Section):
 
 def _no_otlp(value: object) -> object:
     if value is not None:
-        raise not_served("an OTLP endpoint", "`metrics: true` (GET /metrics) is")
+        raise not_served("an OTLP endpoint", "leave it out")
     return value
 
 
@@ -159,7 +159,9 @@ class Telemetry(Section):
     log: Literal["json", "console"] = Field(
         default="json", description="Log lines as JSON, or for a human to read."
     )
-    metrics: bool = Field(default=True, description="Whether GET /metrics (Prometheus) is served.")
+    metrics: bool = Field(
+        default=True, description="Whether there is GET /metrics (Prometheus); not served yet."
+    )
     otlp_endpoint: Annotated[str | None, BeforeValidator(_no_otlp)] = Field(
-        default=None, description="OTLP endpoint for traces; null exports none."
+        default=None, description="OTLP endpoint for traces; not served yet, so null only."
     )

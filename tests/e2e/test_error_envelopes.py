@@ -255,35 +255,29 @@ def chunked(body: bytes, size: int = 65536) -> bytes:
 
 
 async def test_a_body_of_the_limit_passes(stack: Stack) -> None:
-    """M1.1: with its length, in chunks, and packed."""
+    """M1.1: with its length and in chunks."""
     body = sized(BODY_LIMIT_BYTES)
-    packed = zlib.compress(body)
     requests = [
         post(b"content-length: %d" % len(body), body=body),
         post(b"transfer-encoding: chunked", body=chunked(body)),
-        post(b"content-length: %d\r\ncontent-encoding: deflate" % len(packed), body=packed),
     ]
     for request in requests:
         stack.up.script(*openai_stream(["Hi"]))
         assert (await exchange(stack, request)).status == 200
     assert [len(request.json["x"]) for request in stack.requests] == [
         len(json.loads(body)["x"])
-    ] * 3
+    ] * 2
 
 
 @pytest.mark.parametrize("over", [1, 10 * BODY_LIMIT_BYTES])
-@pytest.mark.parametrize("framing", ["length", "only the length", "chunked", "packed"])
+@pytest.mark.parametrize("framing", ["length", "only the length", "chunked"])
 async def test_a_body_over_the_limit(stack: Stack, over: int, framing: str) -> None:
     """M1.1, M1.2: 413, decided on the head where it tells; nobody is asked."""
     body = sized(BODY_LIMIT_BYTES + over)
-    packed = zlib.compress(body)
     requests = {
         "length": post(b"content-length: %d" % len(body), body=body),
         "only the length": post(b"content-length: %d" % len(body)),
         "chunked": post(b"transfer-encoding: chunked", body=chunked(body)),
-        "packed": post(
-            b"content-encoding: deflate", b"content-length: %d" % len(packed), body=packed
-        ),
     }
     answer = await exchange(stack, requests[framing])
     error = answer.error
@@ -292,12 +286,16 @@ async def test_a_body_over_the_limit(stack: Stack, over: int, framing: str) -> N
     assert not stack.requests
 
 
-async def test_a_body_that_cannot_be_unpacked(stack: Stack) -> None:
-    """M1.2: 400, and no fault of ours."""
-    answer = await exchange(
-        stack, post(b"content-encoding: gzip", b"content-length: 5", body=b"hello")
-    )
-    assert (answer.status, answer.error["code"]) == (400, "invalid_request")
+@pytest.mark.parametrize("coding", [b"gzip", b"deflate", b"br", b"zstd", b"x"])
+@pytest.mark.parametrize("key", [BEARER, b"x-api-key: no"])
+async def test_a_packed_body_is_not_unpacked(stack: Stack, coding: bytes, key: bytes) -> None:
+    """3 KB may unpack to 2 GB, and aiohttp unpacks also what nobody reads."""
+    packed = zlib.compress(GOOD.encode())
+    lines = (b"content-encoding: " + coding, b"content-length: %d" % len(packed))
+    answer = await exchange(stack, post(*lines, body=packed, key=key))
+    expected = (400, "invalid_request") if key == BEARER else (401, "invalid_api_key")
+    assert (answer.status, answer.error["code"]) == expected
+    assert not stack.requests
 
 
 # --- Expect ---------------------------------------------------------------------------------------

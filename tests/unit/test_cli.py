@@ -87,6 +87,22 @@ def test_check_of_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert done.stderr == "none.yaml: cannot be read: No such file or directory\n"
 
 
+def test_check_finds_the_file_as_the_other_commands_do(tmp_path: Path) -> None:
+    """O2: FILE is --config; else the variable, ./sluicegate.yaml, the built-in defaults."""
+    assert run(tmp_path, "check").stdout.endswith("built-in defaults: ok\n")
+    for name in ("sluicegate", "flag", "variable"):
+        (tmp_path / f"{name}.yaml").write_text(BAD)
+    for arguments, env, name in (
+        ([], {}, "sluicegate"),
+        (["--config", "flag.yaml"], {}, "flag"),
+        ([], {"SLUICEGATE_CONFIG": "variable.yaml"}, "variable"),
+        (["flag.yaml"], {"SLUICEGATE_CONFIG": "variable.yaml"}, "flag"),
+    ):
+        done = run(tmp_path, "check", *arguments, **env)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.splitlines() == [f"{name}.yaml{line}" for line in BAD_LINES]
+
+
 @pytest.mark.parametrize("command", ["serve", "models"])
 def test_a_bad_configuration_exits_with_2(tmp_path: Path, command: str) -> None:
     """O2: the same problems, by each of the ways to name the file."""
@@ -103,7 +119,13 @@ def test_a_bad_configuration_exits_with_2(tmp_path: Path, command: str) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["serv"], ["check"], ["serve", "--port", "x"], ["version", "--json"]],
+    [
+        [],
+        ["serv"],
+        ["serve", "--port", "x"],
+        ["version", "--json"],
+        ["check", "a", "--config", "b"],
+    ],
 )
 def test_a_wrong_command_line_exits_with_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -113,6 +135,19 @@ def test_a_wrong_command_line_exits_with_2(
         cli.main(arguments)
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("usage: sluicegate")
+
+
+@pytest.mark.parametrize("command", ["serve", "check f", "keys list", "usage"])
+def test_an_unknown_option_shows_the_usage_of_its_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not that of `sluicegate`, which says nothing of options."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*command.split(), "--what"])
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: sluicegate {command.removesuffix(' f')} [-h]")
+    assert "unrecognized arguments: --what" in err
 
 
 @pytest.mark.parametrize("command", ["serve", "check", "models", "version"])

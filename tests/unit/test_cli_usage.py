@@ -185,4 +185,6 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["usage", "--help"])
     assert caught.value.code == 0
-    assert "examples:\n  sluicegate usage" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "examples:\n  sluicegate usage" in shown
+    assert "without it everything is shown" in " ".join(shown.split())

@@ -82,6 +82,7 @@ def test_the_contracts_example_loads_without_keys() -> None:
         "providers openai, anthropic and gemini are off: api_key is empty",
         "provider odd-one: cumulative_deltas and inline_tool_calls are not served yet",
         "agents, agents_plane, workflows and decision are configured but not served yet",
+        "telemetry.metrics: GET /metrics is not served yet",
     ]
 
 

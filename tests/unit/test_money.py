@@ -100,11 +100,16 @@ def test_tool_schemas_are_part_of_the_prompt() -> None:
     [
         ({}, 4096),
         ({"max_tokens": 16}, 16),
-        ({"max_tokens": 16, "max_completion_tokens": 8}, 8),
+        ({"max_tokens": 16, "max_completion_tokens": 8}, 16),
+        ({"max_tokens": 100_000, "max_completion_tokens": 0}, 100_000),
+        ({"max_tokens": 100_000.0}, 100_000),
+        ({"max_tokens": float("nan")}, 4096),
+        ({"max_tokens": 1e999}, 10**9),
+        ({"max_tokens": 16, "n": 2.0}, 32),
         ({"max_tokens": 16, "n": 3}, 48),
         ({"max_tokens": "many"}, 4096),
         ({"max_tokens": -1}, 4096),
-        ({"max_tokens": 0}, 0),
+        ({"max_tokens": 0}, 4096),
         ({"max_tokens": 10**30}, 10**9),
     ],
 )
@@ -166,6 +171,7 @@ REQUEST = RelayRequest(
     choices=1,
     created=1,
     body={"messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 50},
+    prompt_tokens=100,
 )
 CANDIDATES = tuple(
     Candidate(provider=Provider(name=name, upstream=UnavailableUpstream(name, "")), model="m")

@@ -112,6 +112,26 @@ def test_obfuscation_that_changes_with_every_chunk_is_kept() -> None:
     assert all(c["model"] == "test/model" and c["provider"] == "fake" for c in parsed(events))
 
 
+@pytest.mark.parametrize(
+    "first", [b'{"model":"up","choices":[%s]}', b'{"choices":[%s],"model":"up","usage":null}']
+)
+def test_a_member_behind_choices_that_ends_like_the_tail_is_no_part_of_choices(
+    first: bytes,
+) -> None:
+    """The frame alone cannot tell which bracket closed `choices`."""
+    choice = b'{"index":0,"delta":{"role":"assistant","content":"ab"}}'
+    content = choice.replace(b'"role":"assistant",', b"")
+    tail = first.partition(b"%s")[2]
+    odd = [
+        first.replace(tail, b'] , "model":"secret","citations":["a"' + tail) % content,
+        first.replace(tail, b'],"model":"secret","x":[{"y":1}' + tail) % content,
+    ]
+    target, events = run([first % choice, first % content, *odd, first % content])
+    assert [c["model"] for c in parsed(events)] == ["test/model"] * 5
+    assert all(c["provider"] == "fake" for c in parsed(events))
+    assert target.characters == 10
+
+
 members_of_chunks = st.fixed_dictionaries(
     {"choices": st.just(None)},
     optional={

@@ -143,6 +143,8 @@ def test_a_provider_is_told_by_its_shape_or_kind() -> None:
         (OPENAI | {"headers": {"x a": "b"}}, "the name must be a header name"),
         (OPENAI | {"headers": {"x\r": "b"}}, "the name must be a header name"),
         (OPENAI | {"headers": {"x": "a\r\nb: c"}}, "must be a header value: no line breaks"),
+        ({"kind": "local", "model": "x"}, "providers.p.model: must be 'smollm2-135m'"),
+        (OPENAI | {"base_url": "http://h/v1/chat/completions/"}, "cut before /chat/completions"),
         ({"kind": "local", "aggregate": False}, "providers.p.aggregate: must be true"),
         ({"kind": "local", "base_url": "http://h"}, "providers.p.base_url: unknown key"),
         ({"kind": "replay", "path": ""}, "providers.p.path: must not be empty"),
@@ -256,7 +258,7 @@ def test_a_wrong_section_is_refused(section: dict[str, object], complaint: str) 
         ({"store": {"url": "postgresql://u:p@h/db"}}, "store.url", "sqlite:///FILE is"),
         ({"bus": {"url": "redis://h:6379/0"}}, "bus.url", "memory:// is"),
         ({"server": {"workers": 2}}, "server.workers", "`workers: 1` is"),
-        ({"telemetry": {"otlp_endpoint": "http://h"}}, "telemetry.otlp_endpoint", "metrics"),
+        ({"telemetry": {"otlp_endpoint": "http://h"}}, "telemetry.otlp_endpoint", "leave it out"),
     ],
 )
 def test_what_is_not_served_yet_is_refused(
@@ -359,7 +361,15 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
             "agents and decision are configured but not served yet",
         ),
         ({"workflows": {}}, "workflows is configured but not served yet"),
-        ({"keys": []}, "no keys are configured: every request will be refused"),
+        (
+            {"providers": {"x": OPENAI | {"reasoning": False, "idle_timeout_s": None}}},
+            "provider x: reasoning is not served yet",
+        ),
+        (
+            {"keys": []},
+            "no keys in the configuration: only those of `sluicegate keys create` are accepted",
+        ),
+        ({"telemetry": {"metrics": True}}, "telemetry.metrics: GET /metrics is not served yet"),
         ({"providers": {}}, "no provider is on: no model can be served"),
     ],
 )

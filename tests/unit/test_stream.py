@@ -257,3 +257,21 @@ def test_outcomes() -> None:
         target = relay()
         play(target, *pieces, end=end)
         assert target.outcome is outcome
+
+
+def test_an_end_that_cannot_be_written_is_a_fault_and_not_a_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stream has not ended before its end is there, so that the fault can still be told."""
+
+    def fail(_: ChunkRewriter) -> bytes:
+        raise TypeError("nested too deeply")
+
+    monkeypatch.setattr(ChunkRewriter, "closing", fail)
+    for end in (DONE, b""):
+        target = relay(include_usage=True)
+        target.feed(chunk("a", "stop"))
+        with pytest.raises(TypeError):
+            target.feed(end) if end else target.eof()
+        assert not target.closed
+        assert error_of(target.fail(GatewayShutdown("x")))
