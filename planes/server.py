@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger("sluicegate")
 
 _OK, _FAILED = 0, 1
-_SAME_SIGNAL_S = 0.05  # `timeout` and some shells signal a process and its group
 
 
 def run(settings: Settings, *, embedded: bool) -> int:
@@ -64,9 +63,8 @@ async def _serve(settings: Settings, sock: socket.socket, *, embedded: bool) -> 
         await stop.wait()
         grace_s = settings.server.shutdown_grace_s
         inflight = app[GATEWAY].inflight
-        log.info(
-            "draining; a second signal stops at once", running=inflight.running, grace_s=grace_s
-        )
+        hint = "a second signal stops at once"
+        log.info("draining", running=inflight.running, grace_s=grace_s, hint=hint)
         await inflight.drain(grace_s)
     except StoreError as error:
         print(f"sluicegate: {error}", file=sys.stderr)
@@ -96,18 +94,13 @@ async def _first(starting: asyncio.Future[None], stop: asyncio.Event) -> None:
 def _stop_on_signals(stop: asyncio.Event) -> None:
     """The first signal drains, the second stops at once with exit code 1 (O2)."""
 
-    loop = asyncio.get_running_loop()
-    first_at = 0.0
-
     def on_signal() -> None:
-        nonlocal first_at
-        if not stop.is_set():
-            first_at = loop.time()
-            stop.set()
-        elif loop.time() - first_at > _SAME_SIGNAL_S:
+        if stop.is_set():
             log.warning("stopped at once by a second signal")
             os._exit(_FAILED)  # children follow by PR_SET_PDEATHSIG; nothing else outlives us
+        stop.set()
 
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
 

@@ -53,9 +53,10 @@ class SqliteStore:
             raise
 
     async def close(self) -> None:
+        # The writer's connection goes last: a reader that goes last leaves the WAL files behind.
         self._reader.stop()
-        self._writer.stop()
         await self._reader.close()
+        self._writer.stop()
         await self._writer.close()
 
     # -- orgs and keys --------------------------------------------------------------------------
