@@ -39,6 +39,14 @@ class Books:
             assert time.monotonic() < until, f"{len(rows)} rows, {len(holds)} holds, not {count}"
             await asyncio.sleep(0.02)
 
+    async def settled(self, *, timeout: float = 10.0) -> list[Settlement]:
+        """Wait until no hold is open, and return the rows."""
+        until = time.monotonic() + timeout
+        while holds := await self.store.open_holds():
+            assert time.monotonic() < until, f"{len(holds)} holds are left"
+            await asyncio.sleep(0.05)
+        return await self.store.usage()
+
     async def balance(self, org: str = "test") -> int:
         """What is left of an org's balance, in micro-USD."""
         found = await self.store.get_org(org)
@@ -48,9 +56,9 @@ class Books:
 
 
 @asynccontextmanager
-async def books_of(workdir: Path) -> AsyncIterator[Books]:
-    """Open the books of the gateway that runs in `workdir`."""
-    store = SqliteStore(workdir / "sluicegate.db")
+async def books_of(workdir: Path, name: str = "sluicegate.db") -> AsyncIterator[Books]:
+    """Open the books of the gateway whose database has that name in `workdir`."""
+    store = SqliteStore(workdir / name)
     await store.open()
     try:
         yield Books(store)
