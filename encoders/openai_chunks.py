@@ -30,9 +30,12 @@ if TYPE_CHECKING:
     from encoders.openai import ChunkIdentity
 
 # M2.6: what may need healing or observing, in any spacing.
-_MARKS: Final = re.compile(
-    rb'"(?:role"\s*:|finish_reason"\s*:\s*"|tool_calls"\s*:\s*\[|usage"\s*:\s*\{|error"\s*:|x_groq")'
+_MARK_WORDS: Final = (
+    rb'role"\s*:|finish_reason"\s*:\s*"|tool_calls"\s*:\s*\[|usage"\s*:\s*\{|error"\s*:|x_groq"'
 )
+_MARKS: Final = re.compile(rb'"(?:' + _MARK_WORDS + rb")")
+# Of one choice that was asked for, another that comes all the same must get its role too (M2.3).
+_MARKS_OF_ONE: Final = re.compile(rb'"(?:' + _MARK_WORDS + rb'|index"\s*:\s*[^0\s])')
 _LF: Final = 0x0A  # between two `data:` lines of one event
 # What could close `choices` before the tail does: a bracket with another member behind it.
 _CLOSES: Final = re.compile(rb"\]\s*,")
@@ -86,6 +89,7 @@ class ChunkRewriter:
         self._counter = TextCounter()
         self._count = self._counter.add_bytes
         self._expected_choices = choices
+        self._is_marked = (_MARKS_OF_ONE if choices == 1 else _MARKS).search
         self._include_usage = include_usage
         self._cut_null_usage = usage_is_ours and not include_usage
         self._model = dumps(identity.model)
@@ -127,7 +131,7 @@ class ChunkRewriter:
                 if (
                     inside
                     and _LF not in inside
-                    and not _MARKS.search(inside)
+                    and not self._is_marked(inside)
                     and (b"]" not in inside or not _CLOSES.search(inside))
                 ):
                     out += (self._pre, inside, self._post)
@@ -146,7 +150,7 @@ class ChunkRewriter:
             return False
         if b'"' in last or b"\\" in last or _LF in data:
             return False
-        if _MARKS.search(inside) or _CLOSES.search(inside):
+        if self._is_marked(inside) or _CLOSES.search(inside):
             return False
         out += (self._pre, inside, self._stem_out, last, b'"}\n\n')
         self._count(inside)
@@ -240,7 +244,7 @@ class ChunkRewriter:
                 values["x_groq"] = dumps({k: v for k, v in groq.items() if k != "usage"})
         rewritten = self._splice(data, spans, values, cut)
         out.append(openai.event(rewritten))
-        if learn and choices and len(self._started) >= self._expected_choices:
+        if learn and choices and self._started.issuperset(range(self._expected_choices)):
             self._learn(data, spans, rewritten)
 
     def _heal_choices(self, choices: list[Any], out: list[bytes]) -> bool:

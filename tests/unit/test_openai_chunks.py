@@ -206,6 +206,25 @@ def test_a_primer_is_made_for_each_choice_that_starts_without_a_role() -> None:
     assert all(c["id"] == "c1" and c["created"] == 9 for c in parsed(events))
 
 
+@pytest.mark.parametrize("spaced", [True, False])
+def test_a_choice_that_was_not_asked_for_gets_its_role_too(spaced: bool) -> None:
+    """Also in mid-stream, where chunks are not parsed, and if it is the first to come."""
+
+    def of(index: int, text: str, **delta: Any) -> bytes:
+        choice = {"index": index, "delta": {"content": text, **delta}, "finish_reason": None}
+        separators = (", ", ": ") if spaced else (",", ":")
+        return json.dumps({**chunk(None), "choices": [choice]}, separators=separators).encode()
+
+    for order in ([0, 0, 0, 1, 0, 1], [1, 0, 0, 1]):
+        _, events = run([of(index, "x") for index in order])
+        seen: set[int] = set()
+        for told in parsed(events):
+            (choice,) = told["choices"]
+            assert ("role" in choice["delta"]) is (choice["index"] not in seen)
+            seen.add(choice["index"])
+        assert sum(c["choices"][0]["delta"]["content"] == "x" for c in parsed(events)) == len(order)
+
+
 def test_a_repeated_role_is_told_once() -> None:
     """B85."""
     _, events = run([FIRST, *[chunk({"role": "assistant", "content": t}) for t in "ab"]])
