@@ -133,9 +133,14 @@ def check(connection: sqlite3.Connection, path: Path) -> int:
     Raises:
         StoreError: it is another program's, or a newer sluicegate wrote it.
     """
+    alone = not connection.in_transaction
+    if alone:
+        connection.execute("BEGIN")  # one view of all three: another gateway may be making it now
     version = _number(connection, "PRAGMA user_version")
     owner = _number(connection, "PRAGMA application_id")
     empty = not _number(connection, "SELECT count(*) FROM sqlite_master")
+    if alone:
+        connection.execute("COMMIT")
     if owner != APPLICATION_ID and not (empty and owner == version == 0):
         raise StoreError(
             f"{path} is a database of another program; name another file in `store.url`"
