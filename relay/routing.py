@@ -25,7 +25,6 @@ class Provider:
         stream_options: it takes `stream_options` (M3.3).
         max_event_bytes: bound for one event (M3.1).
         redactor: its secrets.
-        models: the models it is known to serve, for the model list.
     """
 
     name: str

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from relay.money import Source
+from relay.stores.base import Org, StoredKey
 from tests.support.books import Books, books_of
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.gateway import AUTH, MODEL, GatewayProcess, config_for
@@ -52,6 +55,13 @@ class Till:
             await client.request("POST", "/v1/chat/completions", headers=[auth], json=body or BODY)
             await client.read_all(timeout=20)
             return client
+
+    async def models(self, key: str) -> int:
+        """Ask for the model list; return the status."""
+        async with self.gateway.client() as client:
+            await client.request("GET", "/v1/models", headers=[("x-api-key", key)])
+            await client.read_all()
+            return client.status
 
     async def hang_up_after(self, events: int) -> None:
         """Send a request, read so many events, reset the connection."""
@@ -258,6 +268,26 @@ async def test_a_trial_is_logged_and_never_debited(tmp_path: Path) -> None:
             (row,) = await books.rows(1)
             assert row.cost_micro_usd == 420
             assert await books.balance() == 0
+
+
+# --- keys of the store ---------------------------------------------------------------------------
+
+
+async def test_a_running_gateway_obeys_a_new_key_and_its_revocation_within_5_s(till: Till) -> None:
+    """O2."""
+    key = "ozk_made_while_it_runs"
+    digest = hashlib.sha256(key.encode()).digest()
+    org = await till.books.store.ensure_org(Org(id="later"))
+    await till.books.store.create_key(
+        StoredKey(id="key_1", digest=digest, org=org, name=None, status="active", created_at=1.0)
+    )
+    for status, change in ((200, None), (401, "key_1")):
+        if change is not None:
+            assert await till.books.store.revoke_key(change)
+        until = time.monotonic() + 5
+        while (got := await till.models(key)) != status:
+            assert time.monotonic() < until, f"still {got}, not {status}"
+            await asyncio.sleep(0.05)
 
 
 # --- crashes ----------------------------------------------------------------------------------

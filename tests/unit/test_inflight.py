@@ -92,6 +92,8 @@ async def test_a_request_that_cannot_end_does_not_hold_the_drain(
     task = asyncio.create_task(request())
     await asyncio.sleep(0)
     await asyncio.wait_for(inflight.drain(grace_s=0.01), 5)
+    assert not task.done()
+    assert inflight.running == 1
     task.cancel()
     await asyncio.wait([task])
 

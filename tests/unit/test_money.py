@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from decimal import Decimal
 from typing import Any
@@ -341,17 +342,15 @@ async def test_a_broken_hook_changes_nothing(
 
 
 async def test_a_hook_that_hangs_delays_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    import asyncio
-
     class Hanging(Hook):
         async def authorize(self, hold: Hold) -> None:
             await asyncio.Event().wait()
 
     monkeypatch.setattr("relay.billing.AUTHORIZE_WAIT_S", 0.01)
     target = billing(Hanging())
-    await asyncio.wait_for(
-        target.authorize(target.prepare(REQUEST, CANDIDATES, record(), trial=False)), 5
-    )
+    opened = target.prepare(REQUEST, CANDIDATES, record(), trial=False)
+    await asyncio.wait_for(target.authorize(opened), 5)
+    assert target.open_holds == 1  # the request goes on
 
 
 def test_settling_twice_is_a_bug() -> None:

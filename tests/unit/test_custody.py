@@ -1,0 +1,60 @@
+"""M4.2: a worker keeps its own holds from being lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from relay.billing import Billing
+from relay.custody import Custody
+from relay.money import Hold
+from relay.prices import PriceBook
+from relay.stores.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "x.db")
+    await store.open()
+    yield store
+    await store.close()
+
+
+def hold(worker: str) -> Hold:
+    return Hold(
+        request_id=f"req_of_{worker}",
+        org="test",
+        key_id="key_1",
+        plane="models",
+        model="fast",
+        worker=worker,
+        placed_at=time.time() - 100,
+        amount_micro_usd=100,
+        prompt_tokens=3,
+        prompt_micro_usd=6,
+    )
+
+
+async def test_a_sweep_takes_the_holds_of_the_dead_and_never_its_own(store: SqliteStore) -> None:
+    """A pause of the process or a jump of the clock lets its own lease run out."""
+    billing = Billing((), PriceBook({}, {}), worker="me", hold_output_tokens=1)
+    custody = Custody(store, billing, worker="me", sweep_interval_s=0.02, hold_ttl_s=1)
+    await store.place_hold(hold("me"))
+    await store.place_hold(hold("dead"))
+    await custody.start()
+    async with asyncio.timeout(10):
+        while len(await store.open_holds()) > 1:
+            await asyncio.sleep(0.01)
+        for _ in range(5):
+            await store.renew_lease("me", time.time() - 3600)
+            await asyncio.sleep(0.05)
+    assert [held.worker for held in await store.open_holds()] == ["me"]
+    assert [row.request_id for row in await store.usage()] == ["req_of_dead"]
+    await custody.close()
