@@ -65,7 +65,7 @@ def measure(name: str, body: dict[str, Any], reads: Iterable[bytes]) -> Line | N
     identity = ChunkIdentity(model="bench", provider="bench", id="x", created=1)
     rewriter = ChunkRewriter(identity)
     relay = StreamRelay(
-        rewriter=rewriter, lifecycle=life, redactor=Redactor(), max_event_bytes=1 << 24
+        translator=rewriter, lifecycle=life, redactor=Redactor(), max_event_bytes=1 << 24
     )
     for data in reads:
         relay.feed(data)
@@ -118,7 +118,9 @@ async def live(tokens: int) -> list[Line]:
                 "stream": True,
                 "stream_options": {"include_usage": True},
             }
-            reply = await upstream.open(UpstreamRequest(body=body, stream=True))
+            reply = await upstream.open(
+                UpstreamRequest(model=str(body["model"]), body=body, stream=True)
+            )
             reads = []
             while data := await reply.read():
                 reads.append(data)

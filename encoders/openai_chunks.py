@@ -17,13 +17,13 @@ ends in its opening quote, and what follows must be one string without escapes.
 from __future__ import annotations
 
 import re
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders import openai
 from encoders.json_text import Member, dumps, edit, loads, members
 from encoders.openai_whole import ChunkAggregator
 from encoders.text_counter import TextCounter
+from encoders.translator import Kind, NotAChunk, ReplyTooLarge
 from encoders.usage import TokenUsage, openai_usage
 
 if TYPE_CHECKING:
@@ -41,19 +41,6 @@ _LF: Final = 0x0A  # between two `data:` lines of one event
 _CLOSES: Final = re.compile(rb"\]\s*,")
 _NONE: Final = frozenset[str]()
 _USAGE: Final = frozenset({"usage"})
-
-
-class Kind(Enum):
-    """What an event of the upstream was."""
-
-    CHUNK = auto()
-    DONE = auto()
-    ERROR = auto()  # the upstream's own error event; `error_payload` holds it
-    SKIPPED = auto()  # a valid event that is not for the client
-
-
-class NotAChunk(ValueError):
-    """The data of an event is not JSON."""
 
 
 class ChunkRewriter:
@@ -156,6 +143,10 @@ class ChunkRewriter:
         self._count(inside)
         return True
 
+    def flush(self) -> bytes:
+        """Nothing is withheld."""
+        return b""
+
     def closing(self) -> bytes:
         """What precedes `[DONE]` on a stream that completed: the usage chunk, if asked (M2.4)."""
         if not self._include_usage:
@@ -163,6 +154,10 @@ class ChunkRewriter:
         if self._usage_event is None and self._raw_usage is not None:
             return openai.usage_chunk(self.identity, self._raw_usage)
         return self._usage_event or b""
+
+    def result(self) -> bytes:
+        """Nothing is collected here; see `ChunkCollector`."""
+        raise TypeError("this stream is not collected")
 
     def _rewrite_parsed(self, data: bytes, out: list[bytes]) -> Kind:
         if data.strip() == b"[DONE]":
@@ -301,10 +296,6 @@ class ChunkRewriter:
             self._stem = self._tail[:-value]
             self._stem_out = self._post[: -value - 2]
             self._frame_bytes = len(self._head) + len(self._stem) + 2
-
-
-class ReplyTooLarge(ValueError):
-    """The chunks of a plain reply hold more than the bound."""
 
 
 class ChunkCollector(ChunkRewriter):

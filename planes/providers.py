@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from encoders.shapes import OPENAI, SHAPES
 from planes.settings import HttpProvider, LocalProvider, ReplayProvider
 from planes.version import USER_AGENT
 from relay.errors import UpstreamUnavailable
@@ -22,6 +23,7 @@ from relay.upstreams.unavailable import UnavailableUpstream
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from encoders.shape import Shape
     from planes.settings import Provider as ProviderSettings
     from planes.settings import Settings
     from relay.upstreams.base import Upstream
@@ -104,14 +106,17 @@ class Providers:
 
 def _provider(name: str, settings: ProviderSettings) -> Provider:
     upstream: Upstream
+    shape: Shape = OPENAI
     secrets: tuple[str, ...] = ()
     match settings:
         case HttpProvider():
             key = settings.api_key.get_secret_value() if settings.api_key else ""
+            shape = SHAPES[settings.shape]
             secrets = (key, *settings.headers.values())
             upstream = HttpUpstream(
                 name,
                 settings.base_url,
+                shape=shape,
                 api_key=key,
                 headers=settings.headers,
                 connect_timeout_s=settings.connect_timeout_s,
@@ -129,6 +134,10 @@ def _provider(name: str, settings: ProviderSettings) -> Provider:
         upstream=upstream,
         aggregate=settings.aggregate,
         stream_options=settings.stream_options,
+        shape=shape,
+        reasoning=settings.reasoning,
+        cumulative_deltas=settings.cumulative_deltas,
+        inline_tool_calls=settings.inline_tool_calls,
         max_event_bytes=settings.max_event_bytes,
         redactor=Redactor(secrets),
     )

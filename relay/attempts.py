@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from encoders import openai
 from encoders.json_text import loads
-from encoders.openai_whole import whole_to_chunks
-from relay.errors import UpstreamError, UpstreamProtocolError, UpstreamTruncated
+from encoders.shape import Untranslatable
+from relay.errors import (
+    RequestUntranslatable,
+    UpstreamError,
+    UpstreamProtocolError,
+    UpstreamTruncated,
+)
 from relay.record import Attempt, RequestRecord
 from relay.refusals import error_in_success, excerpt, refusal
 from relay.request import RelayRequest, upstream_request
@@ -86,8 +91,12 @@ async def _attempt(candidate: Candidate, request: RelayRequest) -> Opened:
 
     Raises:
         UpstreamError: no connection, no status, a refusal, or an error body with status 200.
+        RequestUntranslatable: the candidate's shape has no words for the request.
     """
-    asked = upstream_request(request, candidate)
+    try:
+        asked = upstream_request(request, candidate)
+    except Untranslatable as error:
+        raise RequestUntranslatable(str(error), param=error.param) from None
     reply = await candidate.provider.upstream.open(asked)
     try:
         if not 200 <= reply.status < 300:
@@ -124,8 +133,8 @@ async def _refused(candidate: Candidate, reply: UpstreamReply) -> UpstreamError:
     )
 
 
-async def read_whole(candidate: Candidate, reply: UpstreamReply) -> bytes:
-    """Read a whole JSON reply.
+async def read_whole(candidate: Candidate, reply: UpstreamReply) -> tuple[bytes, Any]:
+    """Read a whole JSON reply; return it as it came, and parsed.
 
     Raises:
         UpstreamError: it is an error, not JSON, too large, or cut short.
@@ -146,10 +155,10 @@ async def read_whole(candidate: Candidate, reply: UpstreamReply) -> bytes:
         parsed = loads(whole)
     except ValueError:
         parsed = None
-    if not isinstance(parsed, dict) or not isinstance(parsed.get("choices"), list):
+    if not provider.shape.is_reply(parsed):
         raw = excerpt(whole, provider.redactor, _RAW_BYTES_MAX)
         raise UpstreamProtocolError(f"{provider.name} sent no chat completion", raw=raw)
-    return whole
+    return whole, parsed
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -164,9 +173,9 @@ async def _stream_of_whole(candidate: Candidate, reply: UpstreamReply) -> Upstre
     """An upstream answered a streaming request with one JSON document: an error (M3.2), or a
     reply that is passed on as a stream.
     """
-    whole = await read_whole(candidate, reply)
-    events = [openai.event(data) for data in whole_to_chunks(loads(whole))]
-    return _Told(reply, b"".join(events) + openai.DONE)
+    _, parsed = await read_whole(candidate, reply)
+    events = candidate.provider.shape.events_of(parsed)
+    return _Told(reply, b"".join(map(openai.event, events)))
 
 
 class _Told:

@@ -10,6 +10,7 @@
     ├── GatewayFault          500 internal_error       (a bug of ours, after the first byte)
     └── UpstreamError         502 upstream_error
         ├── UpstreamRefused         the provider's own 4xx, status and code kept (M1.2)
+        ├── RequestUntranslatable   400 invalid_request      (what its shape cannot say, M5)
         ├── ProviderCredentials     502 provider_credentials
         ├── UpstreamRateLimited     429 rate_limit_exceeded
         ├── UpstreamUnavailable     503 upstream_unavailable
@@ -151,6 +152,14 @@ class UpstreamRefused(UpstreamError):
         self.code = code or ("model_not_found" if status == 404 else "invalid_request")
         self.type = type_ or "invalid_request_error"
         self.fails_over = status == 404
+
+
+class RequestUntranslatable(UpstreamError):
+    """The candidate's shape has no words for something in the request; another's may (M5)."""
+
+    status = 400
+    code = "invalid_request"
+    type = "invalid_request_error"
 
 
 class ProviderCredentials(UpstreamError):

@@ -13,14 +13,9 @@ import asyncio
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from encoders import openai
-from encoders.json_text import loads
-from encoders.openai_chunks import ChunkCollector, ChunkRewriter
-from encoders.openai_whole import rewrite_whole
-from encoders.text_counter import TextCounter
-from encoders.usage import openai_usage
 from relay import meter
 from relay.attempts import WHOLE_REPLY_BYTES_MAX, Opened, open_first, read_whole
 from relay.billing import Billing, InsufficientCredits
@@ -28,13 +23,14 @@ from relay.comments import CommentedReply, tick_while_waiting
 from relay.errors import ClientGone, GatewayFault, RelayError
 from relay.lifecycle import Lifecycle, Outcome, StreamInput
 from relay.pump import Discard, Sink, pump
-from relay.request import asks_usage
+from relay.request import stream_wants
 from relay.stream import StreamRelay, in_band_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from encoders.translator import StreamWants, Translator
     from encoders.usage import TokenUsage
     from relay.billing import OpenHold
     from relay.inflight import InFlight
@@ -236,13 +232,8 @@ class Exchange:
                 self._open(), comment, first_s=comments.commit_after_s, every_s=comments.every_s
             )
         self._lifecycle.advance(StreamInput.HEADERS)
-        rewriter = ChunkRewriter(
-            self._identity(),
-            choices=self._request.choices,
-            include_usage=self._request.include_usage,
-            usage_is_ours=asks_usage(self._request, opened.candidate),
-        )
-        relay = self._relay_with(rewriter, opened.candidate)
+        wants = stream_wants(self._request, opened.candidate)
+        relay = self._relay_with(self._translator(opened.candidate, wants), opened.candidate)
         reply = opened.reply
         if comments is not None:
             if not sink.committed:
@@ -266,27 +257,23 @@ class Exchange:
         opened = self._opened = await self._open()
         self._lifecycle.advance(StreamInput.HEADERS)
         candidate = opened.candidate
+        wants = stream_wants(self._request, candidate, collect_bytes_max=WHOLE_REPLY_BYTES_MAX)
         if opened.whole:
-            body = await read_whole(candidate, opened.reply)
+            data, parsed = await read_whole(candidate, opened.reply)
             self._lifecycle.advance(StreamInput.TERMINAL)
-            self._read_whole(loads(body))
-            slug, provider = self._request.slug, candidate.provider.name
-            return rewrite_whole(body, model=slug, provider=provider)
-        collector = ChunkCollector(
-            self._identity(), choices=self._request.choices, max_bytes=WHOLE_REPLY_BYTES_MAX
-        )
-        relay = self._relay_with(collector, candidate)
+            whole = candidate.provider.shape.whole(data, parsed, self._identity(), wants)
+            self._record.usage = whole.usage
+            self._meter(lambda: whole.usage, lambda: whole.characters)
+            return whole.body
+        translator = self._translator(candidate, wants)
+        relay = self._relay_with(translator, candidate)
         await pump(opened.reply, relay, Discard(), self._note_first_byte)
         if relay.error is not None:
             raise relay.error
-        return collector.result()
+        return translator.result()
 
-    def _read_whole(self, reply: dict[str, Any]) -> None:
-        """Note what a whole reply used."""
-        usage = self._record.usage = openai_usage(reply.get("usage"))
-        counter = TextCounter()
-        counter.add_choices(reply.get("choices"))
-        self._meter(lambda: usage, lambda: counter.characters)
+    def _translator(self, candidate: Candidate, wants: StreamWants) -> Translator:
+        return candidate.provider.shape.translator(self._identity(), wants)
 
     def _meter(self, usage: Callable[[], TokenUsage | None], characters: Callable[[], int]) -> None:
         """From here on the hold can be read: usage as reported, and characters that came out."""
@@ -294,14 +281,14 @@ class Exchange:
             prompt = self._hold.hold.prompt_tokens
             self._hold.read = lambda: meter.read(usage(), characters, prompt)
 
-    def _relay_with(self, rewriter: ChunkRewriter, candidate: Candidate) -> StreamRelay:
+    def _relay_with(self, translator: Translator, candidate: Candidate) -> StreamRelay:
         self._relay = StreamRelay(
-            rewriter=rewriter,
+            translator=translator,
             lifecycle=self._lifecycle,
             redactor=candidate.provider.redactor,
             max_event_bytes=candidate.provider.max_event_bytes,
         )
-        self._meter(lambda: rewriter.usage, lambda: rewriter.characters)
+        self._meter(lambda: translator.usage, lambda: translator.characters)
         return self._relay
 
     def _note_first_byte(self) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from encoders.translator import StreamWants
 from relay.upstreams.base import UpstreamRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from encoders.translator import ReasoningField
     from relay.routing import Candidate
+
+# In the words of OpenAI, OpenRouter, Anthropic and Qwen.
+_REASONING_FIELDS: Final = frozenset(
+    {"reasoning_effort", "reasoning", "include_reasoning", "thinking", "enable_thinking"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +33,7 @@ class RelayRequest:
         created: Unix seconds of its arrival.
         body: the whole request as sent; unknown fields are passed on (M1.1).
         prompt_tokens: the estimate of its prompt (M4.2).
+        reasoning_field: where its client reads the reasoning of a translated shape (M2.6).
     """
 
     request_id: str
@@ -36,24 +44,42 @@ class RelayRequest:
     created: int
     body: Mapping[str, Any]
     prompt_tokens: int
-
-
-def asks_usage(request: RelayRequest, candidate: Candidate) -> bool:
-    """Whether the usage of a stream is asked for by us alone (M2.4)."""
-    return candidate.provider.stream_options and not request.include_usage
+    reasoning_field: ReasoningField = "reasoning_content"
 
 
 def upstream_request(request: RelayRequest, candidate: Candidate) -> UpstreamRequest:
-    """Return the request for one candidate: its own model name, and usage asked for (M2.4)."""
-    body = dict(request.body)
-    body["model"] = candidate.model
-    stream = request.stream or candidate.provider.aggregate
-    if stream:
-        body["stream"] = True
-        if candidate.provider.stream_options:
-            given = body.get("stream_options")
-            options = dict(given) if isinstance(given, dict) else {}
-            body["stream_options"] = options | {"include_usage": True}
-        else:
-            body.pop("stream_options", None)
-    return UpstreamRequest(body=body, stream=stream)
+    """Return the request for one candidate, in its shape.
+
+    Raises:
+        Untranslatable: its shape has no words for it.
+    """
+    provider = candidate.provider
+    stream = request.stream or provider.aggregate
+    asked = request.body if provider.reasoning else _without_reasoning(request.body)
+    body = provider.shape.request(
+        asked, model=candidate.model, stream=stream, stream_options=provider.stream_options
+    )
+    return UpstreamRequest(model=candidate.model, body=body, stream=stream)
+
+
+def stream_wants(
+    request: RelayRequest, candidate: Candidate, *, collect_bytes_max: int | None = None
+) -> StreamWants:
+    """Return what the candidate's answer shall bring the client."""
+    provider = candidate.provider
+    return StreamWants(
+        choices=request.choices,
+        include_usage=request.include_usage,
+        usage_is_ours=provider.stream_options and not request.include_usage,
+        reasoning_field=request.reasoning_field,
+        cumulative_deltas=provider.cumulative_deltas,
+        inline_tool_calls=provider.inline_tool_calls,
+        collect_bytes_max=collect_bytes_max,
+    )
+
+
+def _without_reasoning(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Remove what a deployment without reasoning would refuse (M2.7)."""
+    if body.keys().isdisjoint(_REASONING_FIELDS):
+        return body
+    return {key: value for key, value in body.items() if key not in _REASONING_FIELDS}

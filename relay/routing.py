@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from encoders.shapes import OPENAI
 from relay.errors import ModelNotFound
 from relay.redact import Redactor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from encoders.shape import Shape
     from relay.upstreams.base import Upstream
 
 _SLUG_CHARACTERS_MAX: Final = 512  # a client's own choice; it stands in every chunk and in the log
@@ -23,6 +25,8 @@ class Provider:
     Attributes:
         aggregate: plain requests are dialled as streams (M4.1).
         stream_options: it takes `stream_options` (M3.3).
+        shape: the wire that it speaks (M5).
+        reasoning, cumulative_deltas, inline_tool_calls: see M2.7.
         max_event_bytes: bound for one event (M3.1).
         redactor: its secrets.
     """
@@ -31,6 +35,10 @@ class Provider:
     upstream: Upstream
     aggregate: bool = False
     stream_options: bool = True
+    shape: Shape = OPENAI
+    reasoning: bool = True
+    cumulative_deltas: bool = False
+    inline_tool_calls: bool = False
     max_event_bytes: int = 16 * 1024 * 1024
     redactor: Redactor = field(default_factory=Redactor)
 

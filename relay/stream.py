@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from encoders import openai
 from encoders.json_text import loads
-from encoders.openai_chunks import ChunkRewriter, Kind, ReplyTooLarge
 from encoders.sse import SseDecoder, SseEvent, SseEventTooLarge
+from encoders.translator import Kind, ReplyTooLarge
 from relay.errors import (
     EventTooLarge,
     RelayError,
@@ -23,6 +23,7 @@ from relay.lifecycle import Lifecycle, Outcome, StreamInput, StreamState
 from relay.refusals import error_in_stream, excerpt
 
 if TYPE_CHECKING:
+    from encoders.translator import Translator
     from encoders.usage import TokenUsage
     from relay.redact import Redactor
 
@@ -30,10 +31,10 @@ _RAW_MAX: Final = 500
 
 
 class StreamRelay:
-    """Relays one openai-shape stream from its first body byte to its end.
+    """Relays one stream from its first body byte to its end.
 
     Args:
-        rewriter: turns events of the upstream into what the client gets.
+        translator: turns events of the upstream into what the client gets.
         lifecycle: the stream's life, already STREAMING.
         redactor: the provider's secrets.
         max_event_bytes: bound for one event (M3.1).
@@ -45,17 +46,17 @@ class StreamRelay:
     def __init__(
         self,
         *,
-        rewriter: ChunkRewriter,
+        translator: Translator,
         lifecycle: Lifecycle,
         redactor: Redactor,
         max_event_bytes: int,
     ) -> None:
         assert lifecycle.state is StreamState.STREAMING
-        self._rewriter = rewriter
+        self._translator = translator
         self._lifecycle = lifecycle
         self._redactor = redactor
         self._decoder = SseDecoder(max_event_bytes)
-        self._provider = rewriter.identity.provider
+        self._provider = translator.identity.provider
         self.error: RelayError | None = None
 
     @property
@@ -71,12 +72,12 @@ class StreamRelay:
     @property
     def usage(self) -> TokenUsage | None:
         """The last usage that the upstream reported."""
-        return self._rewriter.usage
+        return self._translator.usage
 
     @property
     def finishing(self) -> bool:
         """Whether every choice has its finish_reason and only usage and `[DONE]` may follow."""
-        return self._rewriter.all_finished
+        return self._translator.all_finished
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the upstream's body; return what goes to the client."""
@@ -102,18 +103,19 @@ class StreamRelay:
         # An event without its blank line counts only if it is whole; half a line is dropped.
         self._take([e for e in self._decoder.finish() if _is_whole(e.data)], out)
         if not self._lifecycle.closed:
-            if not self._rewriter.has_choice:
+            if not self._translator.has_choice:
                 out.append(self.fail(self._empty()))
             else:
-                end = self._rewriter.closing() + openai.DONE
-                self._lifecycle.advance(StreamInput.EOF, finished=self._rewriter.finished)
+                withheld = self._translator.flush()
+                end = withheld + self._translator.closing() + openai.DONE
+                self._lifecycle.advance(StreamInput.EOF, finished=self._translator.finished)
                 if self._lifecycle.outcome is Outcome.COMPLETED:
                     out.append(end)
                 else:
                     error = UpstreamTruncated(
                         f"{self._provider} ended the stream before the answer was finished"
                     )
-                    out.append(self._end_in_band(error))
+                    out.append(withheld + self._end_in_band(error))
         return b"".join(out)
 
     def fail(self, error: RelayError) -> bytes:
@@ -124,17 +126,17 @@ class StreamRelay:
         """
         if self._lifecycle.closed:
             return b""
-        if isinstance(error, UpstreamTruncated) and self._rewriter.finished:
+        if isinstance(error, UpstreamTruncated) and self._translator.finished:
             return self.eof()
         self._lifecycle.advance(error.stream_input)
-        return self._end_in_band(error)
+        return self._translator.flush() + self._end_in_band(error)
 
     def _end_in_band(self, error: RelayError) -> bytes:
         self.error = error
-        return in_band_error(self._rewriter.identity, error)
+        return in_band_error(self._translator.identity, error)
 
     def _take(self, events: list[SseEvent], out: list[bytes]) -> None:
-        rewrite = self._rewriter.rewrite
+        rewrite = self._translator.rewrite
         for event in events:
             try:
                 kind = rewrite(event.data, out)
@@ -149,28 +151,29 @@ class StreamRelay:
             if kind is Kind.ERROR:
                 self._upstream_error(out)
                 return
-            if event.event == b"error" and kind is Kind.SKIPPED:
+            if kind is Kind.FAILED or (event.event == b"error" and kind is Kind.SKIPPED):
                 said = error_in_stream(self._provider, event.data, redactor=self._redactor)
                 out.append(self.fail(said))
                 return
 
     def _done(self, out: list[bytes]) -> None:
-        if not self._rewriter.has_choice:
+        if not self._translator.has_choice:
             out.append(self.fail(self._empty()))
             return
-        end = self._rewriter.closing() + openai.DONE  # first: if it fails, the stream has not ended
+        # Before the stream ends: if this fails, it has not ended.
+        end = self._translator.flush() + self._translator.closing() + openai.DONE
         self._lifecycle.advance(StreamInput.TERMINAL)
         out.append(end)
 
     def _upstream_error(self, out: list[bytes]) -> None:
         """The upstream's own error event passes as sent, but for our secrets (M3.4)."""
-        payload = self._redactor.data(self._rewriter.error_payload)
+        payload = self._redactor.data(self._translator.error_payload)
         self.error = error_in_stream(self._provider, payload, redactor=self._redactor)
         self._lifecycle.advance(StreamInput.UPSTREAM_ERROR)
-        out.append(openai.event(payload) + openai.DONE)
+        out.append(self._translator.flush() + openai.event(payload) + openai.DONE)
 
     def _empty(self) -> UpstreamProtocolError:
-        raw = excerpt(self._rewriter.last_skipped, self._redactor, _RAW_MAX)
+        raw = excerpt(self._translator.last_skipped, self._redactor, _RAW_MAX)
         return UpstreamProtocolError(
             f"{self._provider} sent a stream without an answer", raw=raw or None
         )

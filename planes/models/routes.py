@@ -45,7 +45,8 @@ async def chat_completions(request: web.Request, *, comments: bool) -> web.Strea
     """`POST …/chat/completions`.
 
     Args:
-        comments: whether this base sends comments while an upstream is slow (M2.1).
+        comments: whether this is the base of OpenRouter: it sends comments while an upstream is
+            slow (M2.1), and reasoning under OpenRouter's name (M2.6).
     """
     gateway = request.app[GATEWAY]
     with gateway.inflight.request():
@@ -53,7 +54,13 @@ async def chat_completions(request: web.Request, *, comments: bool) -> web.Strea
         async with gateway.inflight.interruptible():
             body = await read_body(request, limit_s=_BODY_LIMIT_S)
         record = request[RECORD]
-        read = partial(parse, body, request_id=record.request_id, created=int(time.time()))
+        read = partial(
+            parse,
+            body,
+            request_id=record.request_id,
+            created=int(time.time()),
+            reasoning_field="reasoning" if comments else "reasoning_content",
+        )
         # Megabytes of JSON take seconds; the streams of others go on meanwhile.
         chat = read() if len(body) <= _PARSED_HERE_MAX else await asyncio.to_thread(read)
         record.model, record.stream = chat.slug[:_SLUG_LOGGED_MAX], chat.stream

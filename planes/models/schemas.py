@@ -7,7 +7,7 @@ passed on as it came.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import orjson
 from pydantic import (
@@ -25,6 +25,9 @@ from planes.errors import InvalidJson
 from relay.errors import BadRequest
 from relay.money import estimate_prompt_tokens
 from relay.request import RelayRequest
+
+if TYPE_CHECKING:
+    from encoders.translator import ReasoningField
 
 # It is encoded again for the upstream: deeper documents are no work for an encoder, nor any use.
 NESTING_MAX: Final = 200
@@ -51,11 +54,17 @@ class ChatRequest(BaseModel):
     n: StrictInt | None = Field(default=None, ge=1)
 
 
-def parse(body: bytes, *, request_id: str, created: int) -> RelayRequest:
+def parse(
+    body: bytes,
+    *,
+    request_id: str,
+    created: int,
+    reasoning_field: ReasoningField = "reasoning_content",
+) -> RelayRequest:
     """Parse and check the body of a chat completion request.
 
     Args:
-        created: Unix seconds.
+        created: Unix seconds. reasoning_field: see `RelayRequest`.
 
     Raises:
         InvalidJson: not a JSON document; with line and column.
@@ -80,6 +89,7 @@ def parse(body: bytes, *, request_id: str, created: int) -> RelayRequest:
         created=created,
         body=document,
         prompt_tokens=estimate_prompt_tokens(document),
+        reasoning_field=reasoning_field,
     )
 
 

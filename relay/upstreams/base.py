@@ -20,10 +20,12 @@ class UpstreamRequest:
     """What is asked of a provider, in the provider's own shape.
 
     Attributes:
-        body: the JSON request as it is sent; `body["model"]` is the provider's own model name.
-        stream: whether a stream is asked for (equals `body["stream"]`).
+        model: the provider's own name of the model.
+        body: the JSON request as it is sent.
+        stream: whether a stream is asked for.
     """
 
+    model: str
     body: Mapping[str, Any]
     stream: bool
 

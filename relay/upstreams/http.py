@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from encoders.json_text import dumps
+from encoders.shapes import OPENAI
 from relay.errors import UpstreamTimeout, UpstreamTruncated, UpstreamUnavailable
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
     from aiohttp.tracing import Trace
 
+    from encoders.shape import Shape
     from relay.upstreams.base import UpstreamRequest
 
 READ_BYTES_MAX: Final = 32 * 1024
@@ -39,13 +41,14 @@ _dialled: ContextVar[list[asyncio.Transport]] = ContextVar("dialled")
 
 
 class HttpUpstream:
-    """One provider reached over HTTP, in the openai shape.
+    """One provider reached over HTTP.
 
     Args:
         name: its canonical id.
         base_url: without the route and without a trailing slash; a callable where it changes
             (the local model's child process gets a new port when it is restarted).
-        api_key: sent as a bearer token; empty for none.
+        shape: the wire that it speaks: route and authentication are the shape's.
+        api_key: empty for none.
         headers: added to every request.
         connect_timeout_s: for name, TCP and TLS together.
         header_timeout_s: from dialling to the status line.
@@ -56,6 +59,7 @@ class HttpUpstream:
         name: str,
         base_url: str | Callable[[], str],
         *,
+        shape: Shape = OPENAI,
         api_key: str = "",
         headers: Mapping[str, str] | None = None,
         connect_timeout_s: float = 5.0,
@@ -64,13 +68,14 @@ class HttpUpstream:
     ) -> None:
         self._name = name
         self._base_url = base_url
+        self._shape = shape
         self._connect_timeout_s = connect_timeout_s
         self._header_timeout_s = header_timeout_s
         self._headers = {
             "Content-Type": "application/json",
             "Accept-Encoding": "identity",
             "User-Agent": user_agent,
-            **({"Authorization": f"Bearer {api_key}"} if api_key else {}),
+            **shape.auth(api_key),
             **(headers or {}),
         }
         self._session: aiohttp.ClientSession | None = None
@@ -96,7 +101,7 @@ class HttpUpstream:
         try:
             async with asyncio.timeout(self._header_timeout_s):
                 response = await self._post(
-                    f"{base_url}/chat/completions",
+                    self._shape.url(base_url, request.model, stream=request.stream),
                     dumps(request.body),
                     {**self._headers, "Accept": accept},
                 )

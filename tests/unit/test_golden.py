@@ -31,7 +31,7 @@ def relayed(transcript: Transcript, reads: list[bytes], *, include_usage: bool) 
     life.advance(StreamInput.HEADERS)
     identity = ChunkIdentity(model="golden/model", provider="fake", id="chatcmpl-ours", created=7)
     relay = StreamRelay(
-        rewriter=ChunkRewriter(identity, include_usage=include_usage),
+        translator=ChunkRewriter(identity, include_usage=include_usage),
         lifecycle=life,
         redactor=Redactor(),
         max_event_bytes=1 << 24,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nKeep-Alive: timeout=5\r\n\r\n{}"
-REQUEST = UpstreamRequest(body={"model": "m"}, stream=False)
+REQUEST = UpstreamRequest(model="m", body={"model": "m"}, stream=False)
 
 
 class Closer:

@@ -246,7 +246,9 @@ class StubHttp:
         self.calls.append("close")
 
 
-REQUEST = UpstreamRequest(body={"model": "smollm2-135m", "stream": True}, stream=True)
+REQUEST = UpstreamRequest(
+    model="smollm2-135m", body={"model": "smollm2-135m", "stream": True}, stream=True
+)
 
 
 async def test_the_upstream_dials_the_child_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +285,7 @@ async def test_another_models_name_is_refused() -> None:
     """llama.cpp would answer under any name."""
     upstream = LocalUpstream("local", LlamaProcess(command=program(STAYS)), StubHttp)
     with pytest.raises(UpstreamRefused) as caught:
-        await upstream.open(UpstreamRequest(body={"model": "gpt-5"}, stream=True))
+        await upstream.open(UpstreamRequest(model="gpt-5", body={"model": "gpt-5"}, stream=True))
     assert caught.value.status == 404
     await upstream.close()
 

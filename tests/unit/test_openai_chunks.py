@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from encoders.openai import ChunkIdentity
-from encoders.openai_chunks import ChunkCollector, ChunkRewriter, Kind, NotAChunk, ReplyTooLarge
+from encoders.openai_chunks import ChunkCollector, ChunkRewriter
 from encoders.sse import SseDecoder
+from encoders.translator import Kind, NotAChunk, ReplyTooLarge
 from encoders.usage import TokenUsage
 
 

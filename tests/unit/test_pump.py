@@ -55,7 +55,7 @@ def relay() -> StreamRelay:
     life.advance(StreamInput.HEADERS)
     identity = ChunkIdentity(model="m", provider="p", id="x", created=1)
     return StreamRelay(
-        rewriter=ChunkRewriter(identity),
+        translator=ChunkRewriter(identity),
         lifecycle=life,
         redactor=Redactor(),
         max_event_bytes=1 << 20,

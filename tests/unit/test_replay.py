@@ -48,7 +48,7 @@ def transcript(*reads: tuple[float, bytes], end: End = "eof", end_at_ms: float =
 
 
 def ask(model: str, *, stream: bool = True) -> UpstreamRequest:
-    return UpstreamRequest(body={"model": model, "stream": stream}, stream=stream)
+    return UpstreamRequest(model=model, body={"model": model, "stream": stream}, stream=stream)
 
 
 async def replay_of(

@@ -31,7 +31,7 @@ def relay(*, include_usage: bool = False, max_event_bytes: int = 1 << 20) -> Str
     life.advance(StreamInput.HEADERS)
     identity = ChunkIdentity(model="test/model", provider="fake", id="chatcmpl-ours", created=7)
     return StreamRelay(
-        rewriter=ChunkRewriter(identity, include_usage=include_usage),
+        translator=ChunkRewriter(identity, include_usage=include_usage),
         lifecycle=life,
         redactor=Redactor((SECRET,)),
         max_event_bytes=max_event_bytes,

@@ -1,0 +1,227 @@
+"""What the translators of shapes that are not OpenAI's have in common. [pure]
+
+A subclass reads one event at a time and says what is in it (`_text`, `_reasoning`, `_open_call`,
+`_call_arguments`, `_end_choice`); this turns it into chunks of the OpenAI wire, with one role
+primer for each choice (M2.3), tool indexes counted by choice (M2.6) and usage withheld until the
+end (M2.4). The same code answers plain requests: then nothing is emitted but collected.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from encoders import openai
+from encoders.json_text import dumps, loads
+from encoders.openai_whole import ChunkAggregator
+from encoders.translator import Kind, NotAChunk, ReplyTooLarge
+
+if TYPE_CHECKING:
+    from encoders.openai import ChunkIdentity
+    from encoders.translator import StreamWants
+    from encoders.usage import TokenUsage
+
+
+class _Choice:
+    """One choice of the stream."""
+
+    __slots__ = ("calls", "ended", "text_frame")
+
+    def __init__(self) -> None:
+        self.calls = 0  # tool calls opened
+        self.ended = False
+        # What stands around a text in a chunk of this choice, by field: equal for the whole stream.
+        self.text_frame: dict[str, tuple[bytes, bytes]] = {}
+
+
+class ShapeTranslator:
+    """Translates one stream; see `encoders.translator.Translator`.
+
+    Args:
+        identity: of the stream's chunks. wants: what the client asked for.
+    """
+
+    def __init__(self, identity: ChunkIdentity, wants: StreamWants) -> None:
+        self.identity = identity
+        self.usage: TokenUsage | None = None
+        self.characters = 0
+        self.error_payload = b""
+        self.last_skipped = b""
+        self._wants = wants
+        self._reasoning_field = wants.reasoning_field
+        self._choices: dict[int, _Choice] = {}
+        self._aggregator: ChunkAggregator | None = None
+        self._bytes_left = 0
+        if wants.collect_bytes_max is not None:
+            self._aggregator = ChunkAggregator(identity)
+            self._bytes_left = wants.collect_bytes_max
+
+    @property
+    def has_choice(self) -> bool:
+        return bool(self._choices)
+
+    @property
+    def finished(self) -> bool:
+        return self.has_choice and all(choice.ended for choice in self._choices.values())
+
+    @property
+    def all_finished(self) -> bool:
+        return self.finished and len(self._choices) >= self._wants.choices
+
+    def rewrite(self, data: bytes, out: list[bytes]) -> Kind:
+        try:
+            event = loads(data)
+        except UnicodeDecodeError:  # a stray byte becomes U+FFFD (§9.2.5), as in any decoder
+            return self.rewrite(data.decode("utf-8", "replace").encode(), out)
+        except ValueError as error:
+            if data.strip() == b"[DONE]":  # what proxies append to every stream
+                return Kind.DONE
+            raise NotAChunk(str(error)) from None
+        kind = self._take(event, out) if isinstance(event, dict) else Kind.SKIPPED
+        if kind is Kind.SKIPPED:
+            self.last_skipped = data
+        return kind
+
+    def _take(self, event: dict[str, Any], out: list[bytes]) -> Kind:
+        """Translate one event."""
+        raise NotImplementedError
+
+    def flush(self) -> bytes:
+        return b""
+
+    def closing(self) -> bytes:
+        usage = self._openai_usage()
+        if not self._wants.include_usage or usage is None:
+            return b""
+        return openai.usage_chunk(self.identity, usage)
+
+    def result(self) -> bytes:
+        assert self._aggregator is not None, "this stream is not collected"
+        return self._aggregator.result(self._openai_usage())
+
+    # --- what subclasses tell ----------------------------------------------------------------
+
+    def _observe(self, usage: TokenUsage) -> None:
+        """Usage was reported; the last report wins, field by field (M2.4)."""
+        self.usage = usage if self.usage is None else self.usage.updated(usage)
+
+    def _begin(self, out: list[bytes], index: int = 0) -> _Choice:
+        """Return the choice, with its primer before anything else of it (M2.3)."""
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = _Choice()
+            self._emit({"role": "assistant", "content": ""}, out, index)
+        return choice
+
+    def _text(self, text: str, out: list[bytes], index: int = 0) -> None:
+        self._say("content", text, out, index)
+
+    def _reasoning(self, text: str, out: list[bytes], index: int = 0) -> None:
+        self._say(self._reasoning_field, text, out, index)
+
+    def _say(self, field: str, text: str, out: list[bytes], index: int) -> None:
+        """Emit a text: the hot path, one encoding of the text and two joins."""
+        if not text:
+            return
+        choice = self._begin(out, index)
+        self.characters += len(text)
+        if self._aggregator is not None:
+            self._emit({field: text}, out, index)
+            return
+        frame = choice.text_frame.get(field)
+        if frame is None:
+            mark = "\x00"
+            around = self._chunk({field: mark}, index).split(dumps(mark))
+            frame = choice.text_frame[field] = (around[0], around[1])
+        out += (frame[0], dumps(text), frame[1])
+
+    def _open_call(
+        self, call_id: str, name: str, out: list[bytes], index: int = 0, **more: Any
+    ) -> int:
+        """A tool call begins; return its index in the choice (M2.6).
+
+        Args:
+            more: extension fields of the call.
+        """
+        choice = self._begin(out, index)
+        number, choice.calls = choice.calls, choice.calls + 1
+        function = {"name": name, "arguments": ""}
+        call = {"index": number, "id": call_id, "type": "function", "function": function, **more}
+        self._emit({"tool_calls": [call]}, out, index)
+        return number
+
+    def _call_arguments(self, number: int, fragment: str, out: list[bytes], index: int = 0) -> None:
+        """A fragment of the arguments of the call `number`."""
+        if not fragment:
+            return
+        self.characters += len(fragment)
+        call = {"index": number, "function": {"arguments": fragment}}
+        self._emit({"tool_calls": [call]}, out, index)
+
+    def _end_choice(
+        self, reason: str, native: str | None, out: list[bytes], index: int = 0
+    ) -> None:
+        """A choice is finished. Only the first end of a choice counts.
+
+        Args:
+            reason: in OpenAI's words (M2.5). native: in the provider's, kept beside it.
+        """
+        choice = self._begin(out, index)
+        if choice.ended:
+            return
+        choice.ended = True
+        self._emit({}, out, index, reason, native)
+
+    # --- chunks ------------------------------------------------------------------------------
+
+    def _emit(
+        self,
+        delta: dict[str, Any],
+        out: list[bytes],
+        index: int,
+        reason: str | None = None,
+        native: str | None = None,
+    ) -> None:
+        """Emit or collect one chunk."""
+        if self._aggregator is None:
+            out.append(self._chunk(delta, index, reason, native))
+            return
+        choice = _choice_of(delta, index, reason, native)
+        self._bytes_left -= len(dumps(choice))
+        if self._bytes_left < 0:
+            raise ReplyTooLarge("the reply is too large to be collected")
+        self._aggregator.add({"choices": [choice]})
+
+    def _chunk(
+        self,
+        delta: dict[str, Any],
+        index: int,
+        reason: str | None = None,
+        native: str | None = None,
+    ) -> bytes:
+        return openai.chunk(self.identity, [_choice_of(delta, index, reason, native)])
+
+    def _openai_usage(self) -> dict[str, Any] | None:
+        """Usage in OpenAI's form; None if nothing was reported."""
+        usage = self.usage
+        if usage is None:
+            return None
+        prompt, completion = usage.prompt_tokens or 0, usage.completion_tokens or 0
+        out: dict[str, Any] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+        if usage.cached_tokens is not None:
+            out["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+        if usage.reasoning_tokens is not None:
+            out["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+        return out
+
+
+def _choice_of(
+    delta: dict[str, Any], index: int, reason: str | None, native: str | None
+) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": reason}
+    if native is not None:
+        choice["native_finish_reason"] = native
+    return choice
