@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _BUFFER_BYTES_MAX: Final = 32 * 1024
 _UNSENT_BYTES_MAX: Final = 32 * 1024
 _WATCH_EVERY_S: Final = 0.1
+_WATCH_KERNEL_EVERY_S: Final = 1.0
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 # Where tcpi_unacked (segments), tcpi_bytes_acked and tcpi_notsent_bytes stand in Linux's tcp_info.
@@ -75,12 +76,25 @@ class SseSink:
         self._writer = writer
 
     async def write(self, data: bytes) -> None:
-        assert self._writer is not None, "write() before commit()"
-        assert self._watch is not None
-        # Without its own drain, which nobody would watch.
-        await self._writer.write(data, drain=False)
+        ready = self.push(data)
         del data  # it waits in the transport, not here too
-        self._watch.begin()
+        if not ready:
+            await self.drain()
+
+    def push(self, data: bytes) -> bool:
+        writer, watch = self._writer, self._watch
+        assert writer is not None, "push() before commit()"
+        assert watch is not None
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        # One chunk (RFC 9112 §7.1); the headers have left, so this is all that aiohttp would do.
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if writer.chunked else data)
+        watch.begin()
+        return not self._request.protocol.writing_paused
+
+    async def drain(self) -> None:
+        assert self._writer is not None, "drain() before commit()"
         if self._request.protocol.writing_paused:
             # Shielded, as aiohttp fails every later drain once one was cancelled, and the end of
             # the stream is still to be written after the end of a grace (M3.6).
@@ -121,7 +135,8 @@ class StallWatch:
     read).
 
     A timer, not a task or a timeout around a write: a write that is cancelled has still been sent,
-    thousands of slow readers may wait at once, and what is unsent may outlive its request.
+    thousands of slow readers may wait at once, and what is unsent may outlive its request. It runs
+    fast only while bytes wait in this process: those of a client that reads are in the kernel.
     """
 
     def __init__(self, transport: asyncio.Transport, stall_s: float) -> None:
@@ -130,14 +145,24 @@ class StallWatch:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._since = 0.0
+        self._slow = False
         self._unsent = 0
         self._acked = 0
 
     def begin(self) -> None:
-        """Watch until nothing waits; does nothing if it does so already."""
+        """Watch until nothing waits."""
         if self._timer is None:
             self._since = self._loop.time()
-            self._timer = self._loop.call_later(_WATCH_EVERY_S, self._look)
+            self._slow = not self._transport.get_write_buffer_size()
+            self._again()
+        elif self._slow and self._transport.get_write_buffer_size():
+            self._timer.cancel()
+            self._slow = False
+            self._again()
+
+    def _again(self) -> None:
+        every_s = min(self._stall_s / 4, _WATCH_KERNEL_EVERY_S) if self._slow else _WATCH_EVERY_S
+        self._timer = self._loop.call_later(every_s, self._look)
 
     def _look(self) -> None:
         self._timer = None
@@ -156,7 +181,8 @@ class StallWatch:
         if now - self._since >= self._stall_s:
             self._transport.abort()
         else:
-            self._timer = self._loop.call_later(_WATCH_EVERY_S, self._look)
+            self._slow = not unsent
+            self._again()
 
 
 def _taken_and_waiting(transport: asyncio.Transport) -> tuple[int, bool]:

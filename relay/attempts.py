@@ -21,7 +21,7 @@ from relay.refusals import error_in_success, excerpt, refusal
 from relay.request import RelayRequest, upstream_request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from relay.routing import Candidate
     from relay.upstreams.base import UpstreamReply
@@ -196,6 +196,9 @@ class _Told:
     async def read(self) -> bytes:
         body, self._body = self._body, b""
         return body
+
+    async def forward(self, push: Callable[[bytes], bool]) -> None:
+        """Nothing arrives any more."""
 
     def abort(self) -> None:
         self._reply.abort()

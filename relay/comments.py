@@ -73,6 +73,9 @@ class CommentedReply:
     def headers(self) -> Mapping[str, str]:
         return self._reply.headers
 
+    async def forward(self, push: Callable[[bytes], bool]) -> None:
+        await self._reply.forward(push)
+
     def abort(self) -> None:
         self._reply.abort()
 

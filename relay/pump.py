@@ -3,6 +3,9 @@
 Everything that is decided is decided in `relay.stream`; this only awaits and writes. One write for
 what one read gave, no queue, no task of its own: a client that does not read stops the next read
 (M3.5).
+
+While both sides keep up, the bytes of an upstream go to the client in the call that read them
+(`push`) and this coroutine sleeps. It wakes for whatever needs waiting: a slow client, the end.
 """
 
 from __future__ import annotations
@@ -42,6 +45,20 @@ class Sink(Protocol):
             ConnectionError: the client is gone.
         """
 
+    def push(self, data: bytes) -> bool:
+        """Send whole events at once; return whether the client may be sent more now (M3.5).
+
+        Raises:
+            ConnectionError: the client is gone.
+        """
+
+    async def drain(self) -> None:
+        """Wait until the client may be sent more.
+
+        Raises:
+            ConnectionError: the client is gone.
+        """
+
     async def finish(self) -> None:
         """End the response.
 
@@ -60,6 +77,13 @@ class Discard:
 
     async def write(self, data: bytes) -> None:
         """Nothing to keep."""
+
+    def push(self, data: bytes) -> bool:
+        """Nothing to keep."""
+        return True
+
+    async def drain(self) -> None:
+        """Nothing waits."""
 
     async def finish(self) -> None:
         """Nothing to end."""
@@ -83,6 +107,15 @@ async def pump(
         ConnectionError: the client is gone.
         CancelledError: the client is gone, or the gateway stops.
     """
+
+    def goes_on() -> bool:
+        return not relay.closed and not relay.finishing
+
+    def push(data: bytes) -> bool:
+        frames = relay.feed(data)
+        ready = not frames or sink.push(frames)
+        return ready and goes_on()
+
     first = True
     reads = 0
     finish_at: float | None = None
@@ -108,6 +141,9 @@ async def pump(
             writing = sink.write(frames)
             data = frames = b""  # what is not sent waits in the transport, not here too (M3.5)
             await writing
+        if not first and goes_on():
+            await reply.forward(push)
+            await sink.drain()
 
 
 async def _read_the_rest(reply: UpstreamReply, until: float) -> bytes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,17 @@ class UpstreamReply(Protocol):
 
         Raises:
             UpstreamTruncated: the connection died before the body was complete.
+        """
+
+    async def forward(self, push: Callable[[bytes], bool]) -> None:
+        """Hand what arrives to `push`, in the call that read it from the socket.
+
+        Returns when `push` returned False or nothing can be pushed (the body ended or broke off,
+        or this reply cannot push at all): what follows is for `read`.
+
+        Args:
+            push: takes the next bytes of the body; returns whether it can take more at once. What
+                it raises is raised here.
         """
 
     def abort(self) -> None:

@@ -9,35 +9,36 @@ of 100 would queue streams behind each other, a 256 KiB buffer doubles per slow 
 from __future__ import annotations
 
 import asyncio
-import socket
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
 from encoders.json_text import dumps
 from encoders.shapes import OPENAI
 from relay.errors import UpstreamTimeout, UpstreamTruncated, UpstreamUnavailable
+from relay.upstreams.connections import (
+    Sent,
+    UpstreamConnection,
+    UpstreamConnector,
+    aborted_if_it_fails,
+    note_reuse,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from aiohttp.connector import Connection
-    from aiohttp.tracing import Trace
+    from collections.abc import Callable, Mapping
 
     from encoders.shape import Shape
     from relay.upstreams.base import UpstreamRequest
 
 READ_BYTES_MAX: Final = 32 * 1024
 _RELEASE_WAIT_S: Final = 0.1
+# How often data is pushed before the loop has its turn.
+_READS_A_TURN: Final = 16
 # A stale connection fails at once; what fails later was at work on the request.
 _STALE_WITHIN_S: Final = 1.0
 # aiohttp stops reading at twice this; one read of the socket may come on top.
 _BUFFER_BYTES_MAX: Final = 16 * 1024
-_RECEIVE_BUFFER_BYTES: Final = 48 * 1024  # Linux doubles it
-
-_dialled: ContextVar[list[asyncio.Transport]] = ContextVar("dialled")
 
 
 class HttpUpstream:
@@ -87,11 +88,11 @@ class HttpUpstream:
     async def start(self) -> None:
         """Make the connection pool; there is nothing to reach yet."""
         self._session = aiohttp.ClientSession(
-            connector=_Connector(limit=0, socket_factory=_upstream_socket),
+            connector=UpstreamConnector(),
             timeout=aiohttp.ClientTimeout(total=None, connect=self._connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             read_bufsize=_BUFFER_BYTES_MAX,
-            trace_configs=[_note_reuse()],
+            trace_configs=[note_reuse()],
         )
 
     async def open(self, request: UpstreamRequest) -> HttpReply:
@@ -133,10 +134,10 @@ class HttpUpstream:
         assert self._session is not None
         clock = asyncio.get_running_loop().time
         while True:
-            sent = _Sent()
+            sent = Sent()
             started = clock()
             try:
-                with _aborted_if_it_fails():
+                with aborted_if_it_fails():
                     return await self._session.post(
                         url,
                         data=body,
@@ -195,6 +196,58 @@ class HttpReply:
                 f"the connection to {self._name} broke off ({type(error).__name__})"
             ) from None
 
+    async def forward(self, push: Callable[[bytes], bool]) -> None:
+        connection = self._response.connection
+        protocol = connection.protocol if connection is not None else None
+        if not isinstance(protocol, UpstreamConnection) or self._lost is None or self._lost.done():
+            return
+        stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        busy = False
+
+        def stop(_: object = None) -> None:
+            if protocol.on_data is arrived:  # from now on it may serve another request
+                protocol.on_data = None
+            if not stopped.done():
+                stopped.set_result(None)
+
+        def arrived() -> None:
+            nonlocal busy
+            if busy:  # reading made room, and more was parsed meanwhile: the loop below takes it
+                return
+            busy = True
+            try:
+                if not self._hand_over(push):
+                    stop()
+            except Exception as error:  # noqa: BLE001 - aiohttp would take it for a fault of the upstream
+                if not stopped.done():
+                    stopped.set_exception(error)
+                stop()
+            finally:
+                busy = False
+
+        protocol.on_data = arrived
+        self._lost.add_done_callback(stop)
+        try:
+            arrived()  # what came while nobody listened
+            await stopped
+        finally:
+            stop()
+            stopped.exception()  # seen, also where a cancellation came first
+            self._lost.remove_done_callback(stop)
+
+    def _hand_over(self, push: Callable[[bytes], bool]) -> bool:
+        """Push what has arrived; return whether more may be pushed when it comes."""
+        content = self._content
+        for _ in range(_READS_A_TURN):
+            if content.exception() is not None:
+                return False
+            data = content.read_nowait(READ_BYTES_MAX)
+            if not data:
+                return not content.is_eof()
+            if not push(data):
+                return False
+        return False  # a compressed body can hold so much: others have their turn
+
     def _on_lost(self, _: asyncio.Future[None]) -> None:
         """The connection is gone. aiohttp tells a waiting read, but not where it closed the
         connection itself over a body that breaks HTTP's framing.
@@ -230,61 +283,3 @@ def _seen(lost: asyncio.Future[None]) -> None:
     """Take note of how a connection ended, lest asyncio complain: the body's error says more."""
     if not lost.cancelled():
         lost.exception()
-
-
-class _Sent:
-    """What the pool did for one request."""
-
-    reused_a_connection = False
-
-
-def _note_reuse() -> aiohttp.TraceConfig:
-    async def reused(_: aiohttp.ClientSession, context: Any, __: object) -> None:
-        context.trace_request_ctx.reused_a_connection = True
-
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(reused)
-    return trace
-
-
-class _Connector(aiohttp.TCPConnector):
-    """A connection pool that tells who dials which connection they got."""
-
-    async def connect(
-        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
-    ) -> Connection:
-        connection = await super().connect(req, traces, timeout)
-        if connection.transport is not None:
-            _dialled.get().append(connection.transport)
-        return connection
-
-
-@contextmanager
-def _aborted_if_it_fails() -> Iterator[None]:
-    """A request that is given up before it is answered closes its connection at once (M4.1).
-
-    aiohttp would only close it in good order: after all of the request has been sent, which an
-    upstream that does not read can put off for ever.
-    """
-    dialled: list[asyncio.Transport] = []
-    token = _dialled.set(dialled)
-    try:
-        yield
-    except BaseException:
-        for transport in dialled:
-            transport.abort()
-        raise
-    finally:
-        _dialled.reset(token)
-
-
-def _upstream_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """Make a socket whose kernel buffer is bounded.
-
-    A client that does not read must stop its upstream soon (M3.5); with an unbounded kernel
-    buffer megabytes wait for it, and one read can take 256 KiB at once.
-    """
-    family, kind, protocol, _, _ = address
-    sock = socket.socket(family, kind, protocol)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-    return sock

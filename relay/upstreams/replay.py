@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from relay.errors import UpstreamRefused, UpstreamTruncated, UpstreamUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from relay.upstreams.base import UpstreamReply, UpstreamRequest
 
@@ -270,6 +270,9 @@ class _ReplayReply:
             raise UpstreamTruncated("the connection was reset (as recorded)")
         self._position += not at_end
         return data
+
+    async def forward(self, push: Callable[[bytes], bool]) -> None:
+        """A transcript keeps its own pace: it is read."""
 
     def abort(self) -> None:
         """End the replay; a read that waits ends now. Idempotent."""

@@ -15,7 +15,7 @@ from relay.redact import Redactor
 from relay.stream import StreamRelay
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 CHUNK = (
     b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"a"},'
@@ -41,6 +41,9 @@ class Reply:
         if self._then is None:
             await asyncio.Event().wait()
         return self._then or b""
+
+    async def forward(self, push: Callable[[bytes], bool]) -> None:
+        """Nothing is pushed."""
 
     def abort(self) -> None:
         """Nothing to close."""
