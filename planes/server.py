@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -58,6 +59,7 @@ async def _serve(settings: Settings, sock: socket.socket, *, embedded: bool) -> 
         listener = Listener(sock, runner.server)
         listener.start()
         host, port = sock.getsockname()[:2]
+        _settle_memory()
         log.info("serving", host=host, port=port)
         print(banner(settings, host, port, app[GATEWAY].router, embedded=embedded), flush=True)
         await stop.wait()
@@ -76,6 +78,16 @@ async def _serve(settings: Settings, sock: socket.socket, *, embedded: bool) -> 
         sock.close()
     log.info("stopped")
     return _OK
+
+
+def _settle_memory() -> None:
+    """What the start made lives until the end: the collector need not walk it again and again.
+
+    A stream makes few cycles and frees what it used by itself, so the collector may come seldom.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 async def _first(starting: asyncio.Future[None], stop: asyncio.Event) -> None:
