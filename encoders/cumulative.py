@@ -10,13 +10,16 @@ from typing import Final
 # What a server shows for bytes that are no character yet, and replaces in its next chunk.
 _UNSETTLED: Final = "\ufffd" + "".join(map(chr, range(0xD800, 0xDC00)))
 
+# Two short texts may begin alike by chance.
+_REWRITTEN_MIN: Final = 32
+
 
 class CumulativeText:
     """One text of which each chunk repeats all so far; tells the part that is new.
 
-    A chunk that shares more than half of the text so far is a new state of it: what was told
-    stands, and what lies beyond its length is told. Any other chunk is a delta, as providers send
-    that mix both. Characters at the end that are still to be settled (U+FFFD, half a surrogate
+    A chunk that repeats the text so far, or more than half of it, is a new state of it: what was
+    told stands, and what lies beyond its length is told. Any other chunk is a delta, as providers
+    send that mix both. Characters at the end that are still to be settled (U+FFFD, half a surrogate
     pair) wait for the next chunk.
 
     The work for a chunk is linear in that chunk; what is kept is one copy of the text.
@@ -52,8 +55,10 @@ class CumulativeText:
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         told = self._pieces[0]
+        if text.startswith(told) or told.startswith(text):
+            return True
         half = self._length // 2 + 1
-        return text.startswith(told) or text[:half] == told[:half]
+        return self._length >= _REWRITTEN_MIN and text[:half] == told[:half]
 
     def _tell(self, text: str) -> str:
         settled = text.rstrip(_UNSETTLED)

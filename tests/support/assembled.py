@@ -22,15 +22,24 @@ class AssembledChoice:
     """One choice, put together.
 
     Attributes:
-        texts: field of the delta → its text.
-        calls: (id, name, arguments) of each call.
         reasons: every finish_reason that was told.
+        roles: how many were.
     """
 
-    texts: dict[str, str] = field(default_factory=dict)
-    calls: list[tuple[str, str, str]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     roles: int = 0
+    _texts: dict[str, list[str]] = field(default_factory=dict)
+    _calls: list[tuple[str, str, list[str]]] = field(default_factory=list)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Field of the delta → its text."""
+        return {key: "".join(pieces) for key, pieces in self._texts.items()}
+
+    @property
+    def calls(self) -> list[tuple[str, str, str]]:
+        """(id, name, arguments) of each call."""
+        return [(call_id, name, "".join(pieces)) for call_id, name, pieces in self._calls]
 
     @property
     def content(self) -> str:
@@ -50,30 +59,28 @@ class AssembledChoice:
         for key, value in delta.items():
             if key == "role" and value:
                 self.roles += 1
-                assert (self.roles, self.texts, self.calls) == (1, {}, []), "a role that is late"
+                assert (self.roles, self._texts, self._calls) == (1, {}, []), "a role that is late"
             elif key == "tool_calls":
                 for call in value or ():
                     self._add_call(call)
             elif isinstance(value, str) and value:
-                self.texts[key] = self.texts.get(key, "") + value
+                self._texts.setdefault(key, []).append(value)
 
     def _add_call(self, call: dict[str, Any]) -> None:
         assert type(call["index"]) is int
         function = call["function"]
         fragment = function.get("arguments", "")
         assert isinstance(fragment, str)
-        if call["index"] == len(self.calls):
+        if call["index"] == len(self._calls):
             assert call["type"] == "function"
             assert call["id"]
             assert function["name"]
-            self.calls.append((call["id"], function["name"], fragment))
+            self._calls.append((call["id"], function["name"], [fragment]))
             return
-        assert call["index"] < len(self.calls), "an index that was skipped"
-        known = ("id", "type")
-        assert [call[key] for key in known if call.get(key) is not None] == [], "told again"
+        assert call["index"] < len(self._calls), "an index that was skipped"
+        assert [call[key] for key in ("id", "type") if call.get(key) is not None] == []
         assert function.get("name") is None, "told again"
-        call_id, name, arguments = self.calls[call["index"]]
-        self.calls[call["index"]] = (call_id, name, arguments + fragment)
+        self._calls[call["index"]][2].append(fragment)
 
 
 def assembled(chunks: Iterable[dict[str, Any]]) -> dict[int, AssembledChoice]:
