@@ -17,30 +17,54 @@ ends in its opening quote, and what follows must be one string without escapes.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders import openai
 from encoders.json_text import Member, dumps, edit, loads, members
+from encoders.openai_healing import ChoiceHealer
 from encoders.openai_whole import ChunkAggregator
 from encoders.text_counter import TextCounter
-from encoders.translator import Kind, NotAChunk, ReplyTooLarge
+from encoders.translator import WITHHELD_MAX, Kind, NotAChunk, ReplyTooLarge
 from encoders.usage import TokenUsage, openai_usage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from encoders.normalize import Normalizer
     from encoders.openai import ChunkIdentity
 
 # M2.6: what may need healing or observing, in any spacing.
 _MARK_WORDS: Final = (
     rb'role"\s*:|finish_reason"\s*:\s*"|tool_calls"\s*:\s*\[|usage"\s*:\s*\{|error"\s*:|x_groq"'
 )
-_MARKS: Final = re.compile(rb'"(?:' + _MARK_WORDS + rb")")
-# Of one choice that was asked for, another that comes all the same must get its role too (M2.3).
-_MARKS_OF_ONE: Final = re.compile(rb'"(?:' + _MARK_WORDS + rb'|index"\s*:\s*[^0\s])')
+_CHOICES_MARKED_MAX: Final = 128  # of more, those beyond are parsed
 _LF: Final = 0x0A  # between two `data:` lines of one event
 # What could close `choices` before the tail does: a bracket with another member behind it.
 _CLOSES: Final = re.compile(rb"\]\s*,")
 _NONE: Final = frozenset[str]()
 _USAGE: Final = frozenset({"usage"})
+# Members that every chunk has; what else Azure's empty first chunk bears is told with the next.
+_USUAL: Final = frozenset(
+    {
+        "choices", "created", "id", "model", "object", "provider", "service_tier",
+        "system_fingerprint", "usage",
+    }
+)  # fmt: skip
+
+
+@lru_cache(maxsize=32)
+def _marks(choices: int) -> Callable[[bytes], object]:
+    """Return the search for what must be parsed, where so many choices were asked for.
+
+    One that was not asked for and comes all the same must get its role too (M2.3).
+    """
+    if choices == 1:
+        other = rb"[^0\s]"
+    else:
+        asked = b"|".join(b"%d" % index for index in range(min(choices, _CHOICES_MARKED_MAX)))
+        other = rb"(?!(?:" + asked + rb")\b)"
+    return re.compile(rb'"(?:' + _MARK_WORDS + rb'|index"\s*+:\s*+' + other + rb")").search
 
 
 class ChunkRewriter:
@@ -52,6 +76,8 @@ class ChunkRewriter:
         include_usage: whether the client asked for the usage chunk.
         usage_is_ours: whether only we asked the upstream for usage, so that a `"usage":null` on a
             chunk is our doing and is cut out (M2.2).
+        normalizer: for a provider whose descriptor says so (M2.7); then every chunk is parsed.
+        withheld_max: characters that may be withheld until they can be told.
 
     Attributes:
         usage: the last usage reported, None if there was none.
@@ -67,6 +93,8 @@ class ChunkRewriter:
         choices: int = 1,
         include_usage: bool = False,
         usage_is_ours: bool = True,
+        normalizer: Normalizer | None = None,
+        withheld_max: int = WITHHELD_MAX,
     ) -> None:
         self.identity = identity
         self.usage: TokenUsage | None = None
@@ -76,13 +104,14 @@ class ChunkRewriter:
         self._counter = TextCounter()
         self._count = self._counter.add_bytes
         self._expected_choices = choices
-        self._is_marked = (_MARKS_OF_ONE if choices == 1 else _MARKS).search
+        self._is_marked = _marks(choices)
+        self._normalizer = normalizer
+        self._healer = ChoiceHealer(identity, withheld_max)
         self._include_usage = include_usage
         self._cut_null_usage = usage_is_ours and not include_usage
         self._model = dumps(identity.model)
         self._provider = dumps(identity.provider)
-        self._started: set[int] = set()
-        self._ended: set[int] = set()
+        self._carried: dict[str, bytes] = {}  # members of an empty first chunk
         self._usage_event: bytes | None = None  # the upstream's own usage chunk, rewritten
         self._raw_usage: dict[str, Any] | None = None
         # The learned frame: as it comes, and as it leaves as an event.
@@ -99,12 +128,13 @@ class ChunkRewriter:
     @property
     def finished(self) -> bool:
         """Whether every choice that was seen has a finish_reason (and one was seen)."""
-        return bool(self._ended) and self._started <= self._ended
+        started, ended = self._healer.started, self._healer.ended
+        return bool(ended) and started <= ended
 
     @property
     def all_finished(self) -> bool:
         """Whether every choice that was asked for has a finish_reason."""
-        return len(self._ended) >= self._expected_choices and self.finished
+        return len(self._healer.ended) >= self._expected_choices and self.finished
 
     def rewrite(self, data: bytes, out: list[bytes]) -> Kind:
         """Rewrite the data of one event; append what the client gets to `out`.
@@ -144,8 +174,16 @@ class ChunkRewriter:
         return True
 
     def flush(self) -> bytes:
-        """Nothing is withheld."""
-        return b""
+        return b"".join(openai.chunk(self.identity, [choice]) for choice in self._withheld())
+
+    def _withheld(self) -> list[dict[str, Any]]:
+        """Give back what was withheld, as choices of ours."""
+        out: list[dict[str, Any]] = []
+        if self._normalizer is not None:
+            for choice in self._normalizer.flush():
+                self._healer.heal([choice], out)
+                out.append(choice)
+        return out + self._healer.flush()
 
     def closing(self) -> bytes:
         """What precedes `[DONE]` on a stream that completed: the usage chunk, if asked (M2.4)."""
@@ -184,15 +222,30 @@ class ChunkRewriter:
         spans = members(data)
         told = isinstance(chunk.get("usage"), dict)
         if not choices and (reported or told):
-            values = {} if choices == [] else {"choices": b"[]"}
-            if not told:  # it stood in `x_groq` alone
-                values["usage"] = dumps(self._raw_usage)
             if reported or self._raw_usage is None:
-                self._usage_event = openai.event(self._splice(data, spans, values))
+                self._usage_event = self._usage_of(data, spans, chunk)
             return Kind.SKIPPED
-        self._counter.add_choices(choices)
+        if not self._observe_choices(choices) and not reported:
+            return self._skip(data)  # all that it says is withheld
         self._emit(data, spans, chunk, out)
         return Kind.CHUNK
+
+    def _usage_of(self, data: bytes, spans: list[Member], chunk: dict[str, Any]) -> bytes:
+        """The upstream's usage chunk as its client gets it."""
+        values = {} if chunk.get("choices") == [] else {"choices": b"[]"}
+        if not isinstance(chunk.get("usage"), dict):  # it stood in `x_groq` alone
+            values["usage"] = dumps(self._raw_usage)
+        return openai.event(self._splice(data, spans, values))
+
+    def _observe_choices(self, choices: Any) -> bool:
+        """Count and normalise; return whether anything is left to be told."""
+        if not isinstance(choices, list):
+            return True
+        self.has_choice |= any(isinstance(choice, dict) for choice in choices)
+        if self._normalizer is not None:
+            return self._normalizer.take(choices, self._counter)
+        self._counter.add_choices(choices)
+        return True
 
     def _skip(self, data: bytes) -> Kind:
         self.last_skipped = data
@@ -218,13 +271,23 @@ class ChunkRewriter:
     ) -> None:
         """Emit one chunk: primers before it, its choices healed, usage withheld."""
         choices = chunk.get("choices")
-        values: dict[str, bytes] = {}
-        learn = True
+        if not choices and not self.has_choice:  # Azure's first: clients index `choices[0]`
+            self._carried |= {
+                span.key: data[span.value_start : span.end]
+                for span in spans
+                if span.key not in _USUAL
+            }
+            return
+        values = {key: value for key, value in self._carried.items() if key not in chunk}
+        learn = not values and self._normalizer is None
+        self._carried.clear()
+        before: list[dict[str, Any]] = []
         if not isinstance(choices, list):
             values["choices"] = b"[]"  # null or absent; clients iterate over it
-        elif self._heal_choices(choices, out):
+        elif self._healer.heal(choices, before) or self._normalizer is not None:
             values["choices"] = dumps(choices)
             learn = False
+        out += [openai.chunk(self.identity, [choice]) for choice in before]
         cut = _USAGE if self._cut_null_usage and "usage" in chunk else _NONE
         if isinstance(chunk.get("usage"), dict):  # it is told once, at the end
             learn = False
@@ -239,34 +302,8 @@ class ChunkRewriter:
                 values["x_groq"] = dumps({k: v for k, v in groq.items() if k != "usage"})
         rewritten = self._splice(data, spans, values, cut)
         out.append(openai.event(rewritten))
-        if learn and choices and self._started.issuperset(range(self._expected_choices)):
+        if learn and choices and self._healer.started.issuperset(range(self._expected_choices)):
             self._learn(data, spans, rewritten)
-
-    def _heal_choices(self, choices: list[Any], out: list[bytes]) -> bool:
-        """One role for each choice, in its first chunk (M2.3, M2.6); note finish reasons.
-
-        Returns:
-            Whether `choices` was changed.
-        """
-        changed = False
-        for choice in choices:
-            if not isinstance(choice, dict):
-                continue
-            self.has_choice = True
-            index = choice.get("index")
-            index = index if isinstance(index, int) else 0
-            delta = choice.get("delta")
-            role = delta.get("role") if isinstance(delta, dict) else None
-            if index not in self._started:
-                self._started.add(index)
-                if not role:
-                    out.append(openai.primer(self.identity, index))
-            elif role and isinstance(delta, dict):
-                del delta["role"]
-                changed = True
-            if choice.get("finish_reason"):
-                self._ended.add(index)
-        return changed
 
     def _splice(
         self,
@@ -306,21 +343,40 @@ class ChunkCollector(ChunkRewriter):
         identity: as for `ChunkRewriter`. max_bytes: bound for the sum of all chunks.
     """
 
-    def __init__(self, identity: ChunkIdentity, *, choices: int, max_bytes: int) -> None:
-        super().__init__(identity, choices=choices)
+    def __init__(
+        self,
+        identity: ChunkIdentity,
+        *,
+        choices: int,
+        max_bytes: int,
+        normalizer: Normalizer | None = None,
+        withheld_max: int = WITHHELD_MAX,
+    ) -> None:
+        super().__init__(
+            identity, choices=choices, normalizer=normalizer, withheld_max=withheld_max
+        )
         self._aggregator = ChunkAggregator(identity)
         self._bytes_left = max_bytes
 
     def _emit(
         self, data: bytes, spans: list[Member], chunk: dict[str, Any], out: list[bytes]
     ) -> None:
-        self._bytes_left -= len(data)
+        choices = chunk.get("choices")
+        # Of a provider that repeats itself, what is left of the chunk counts.
+        self._bytes_left -= len(data if self._normalizer is None else dumps(choices))
         if self._bytes_left < 0:
             raise ReplyTooLarge("the reply is too large to be collected")
-        choices = chunk.get("choices")
+        before: list[dict[str, Any]] = []
         if isinstance(choices, list):
-            self._heal_choices(choices, [])
+            self._healer.heal(choices, before)
+        for choice in before:
+            self._aggregator.add({"choices": [choice]})
         self._aggregator.add(chunk)
+
+    def flush(self) -> bytes:
+        for choice in self._withheld():
+            self._aggregator.add({"choices": [choice]})
+        return b""
 
     def closing(self) -> bytes:
         return b""

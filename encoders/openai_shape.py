@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from encoders.json_text import dumps
+from encoders.normalize import normalizer
 from encoders.openai_chunks import ChunkCollector, ChunkRewriter
+from encoders.openai_healing import heal_reply
 from encoders.openai_whole import rewrite_whole, whole_to_chunks
-from encoders.shape import WholeReply
+from encoders.shape import WholeReply, collected
 from encoders.text_counter import TextCounter
 from encoders.usage import openai_usage
 
@@ -43,13 +46,20 @@ class OpenAIShape:
         return out
 
     def translator(self, identity: ChunkIdentity, wants: StreamWants) -> Translator:
+        correcting = normalizer(wants, identity.id)
         if wants.collect_bytes_max is not None:
             return ChunkCollector(
-                identity, choices=wants.choices, max_bytes=wants.collect_bytes_max
+                identity,
+                choices=wants.choices,
+                max_bytes=wants.collect_bytes_max,
+                normalizer=correcting,
+                withheld_max=wants.withheld_max,
             )
         return ChunkRewriter(
             identity,
             choices=wants.choices,
+            normalizer=correcting,
+            withheld_max=wants.withheld_max,
             include_usage=wants.include_usage,
             usage_is_ours=wants.usage_is_ours,
         )
@@ -63,11 +73,16 @@ class OpenAIShape:
     def whole(
         self, data: bytes, reply: Any, identity: ChunkIdentity, wants: StreamWants
     ) -> WholeReply:
-        """The reply as sent but for model and provider (M2.2)."""
+        """The reply as sent but for model and provider (M2.2), its tool calls healed (M2.6)."""
+        if wants.inline_tool_calls:
+            return collected(self, reply, identity, wants)
         counter = TextCounter()
         counter.add_choices(reply.get("choices"))
+        choices = dumps(reply["choices"]) if heal_reply(reply, identity.id) else None
         return WholeReply(
-            body=rewrite_whole(data, model=identity.model, provider=identity.provider),
+            body=rewrite_whole(
+                data, model=identity.model, provider=identity.provider, choices=choices
+            ),
             usage=openai_usage(reply.get("usage")),
             characters=counter.characters,
         )

@@ -68,13 +68,18 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def rewrite_whole(data: bytes, *, model: str, provider: str) -> bytes:
+def rewrite_whole(data: bytes, *, model: str, provider: str, choices: bytes | None = None) -> bytes:
     """Put the served slug and provider into a `chat.completion`; all else stays as sent (M2.2).
+
+    Args:
+        choices: healed ones, if something was wrong with those that came (M2.6).
 
     Raises:
         NotAnObject: `data` is not a JSON object.
     """
     values = {"model": dumps(model), "provider": dumps(provider)}
+    if choices is not None:
+        values["choices"] = choices
     return edit(data, members(data), values=values, after="model")
 
 

@@ -12,6 +12,7 @@ import re
 from typing import Any, Final
 
 from encoders.json_text import loads
+from encoders.tool_slots import argument_text
 
 _TEXT: Final = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal)"\s*:\s*"')
 _STRING: Final = re.compile(_TEXT.pattern + rb'((?:[^"\\]|\\.)*+)"', re.DOTALL)
@@ -105,6 +106,6 @@ def _characters(delta: dict[str, Any]) -> int:
     calls = delta.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            characters += len(function["arguments"])
+        if isinstance(function, dict):
+            characters += len(argument_text(function.get("arguments")))
     return characters

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 if TYPE_CHECKING:
     from encoders.openai import ChunkIdentity
     from encoders.usage import TokenUsage
+
+WITHHELD_MAX: Final = 16 * 1024 * 1024
 
 ReasoningField = Literal["reasoning_content", "reasoning"]
 
@@ -47,6 +49,8 @@ class StreamWants:
             chunk is our doing and is cut out (M2.2).
         reasoning_field: where reasoning of a translated shape stands in a delta (M2.6).
         cumulative_deltas, inline_tool_calls: the provider's descriptor flags (M2.7).
+        tools: those of the request, as sent: inline calls have values of the types that they say.
+        withheld_max: characters that may be withheld until it is known what they are.
         collect_bytes_max: nothing is emitted but collected into one plain reply, which may take so
             many bytes of chunks (M4.1); None: a stream.
     """
@@ -57,6 +61,8 @@ class StreamWants:
     reasoning_field: ReasoningField = "reasoning_content"
     cumulative_deltas: bool = False
     inline_tool_calls: bool = False
+    tools: object = None
+    withheld_max: int = WITHHELD_MAX
     collect_bytes_max: int | None = None
 
 

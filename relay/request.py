@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from encoders.translator import ReasoningField
     from relay.routing import Candidate
 
-# In the words of OpenAI, OpenRouter, Anthropic and Qwen.
+# In the words of OpenAI, OpenRouter, Anthropic, Groq and Qwen.
 _REASONING_FIELDS: Final = frozenset(
-    {"reasoning_effort", "reasoning", "include_reasoning", "thinking", "enable_thinking"}
-)
+    {
+        "enable_thinking", "include_reasoning", "reasoning", "reasoning_effort",
+        "reasoning_format", "thinking", "thinking_budget",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ def stream_wants(
         reasoning_field=request.reasoning_field,
         cumulative_deltas=provider.cumulative_deltas,
         inline_tool_calls=provider.inline_tool_calls,
+        tools=request.body.get("tools"),
+        withheld_max=provider.max_event_bytes,
         collect_bytes_max=collect_bytes_max,
     )
 

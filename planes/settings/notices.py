@@ -10,10 +10,8 @@ LATER_FLAGS = (
     "first_byte_timeout_s",
     "peek_first_event_s",
     "idle_timeout_s",
-    "reasoning",
-    "cumulative_deltas",
-    "inline_tool_calls",
 )
+OPENAI_FLAGS = ("cumulative_deltas", "inline_tool_calls")
 
 
 def notices(settings: Settings) -> list[str]:
@@ -25,6 +23,7 @@ def notices(settings: Settings) -> list[str]:
         *_providers_off(settings),
         *_models_off(settings),
         *_flags(settings),
+        *_flags_of_openai(settings),
         *_later(settings),
         *_missing(settings),
     ]
@@ -56,6 +55,15 @@ def _flags(settings: Settings) -> Iterator[str]:
         flags = [f for f in LATER_FLAGS if getattr(provider, f) != fields[f].default]
         if flags:
             yield f"provider {name}: {_and(flags)} {_be(flags)} not served yet"
+
+
+def _flags_of_openai(settings: Settings) -> Iterator[str]:
+    """The other shapes have no such oddities, and nothing that would correct them (M2.7)."""
+    for name, provider in settings.providers.items():
+        shape = getattr(provider, "shape", "openai")
+        flags = [flag for flag in OPENAI_FLAGS if getattr(provider, flag)]
+        if flags and shape != "openai":
+            yield f"provider {name}: {_and(flags)} {_be(flags)} for the openai shape only"
 
 
 def _later(settings: Settings) -> Iterator[str]:

@@ -253,7 +253,9 @@ async def test_one_role_for_each_choice(stack: Stack, n: int, sent: str, expecte
 
 
 async def test_an_empty_first_chunk_is_no_choice(stack: Stack) -> None:
-    """M2.6: Azure's first chunk passes as sent and starts nothing."""
+    """M2.6: what Azure's first chunk tells comes with the next, so each chunk has a choice."""
     azure = chunk(None, choices=[], prompt_filter_results=[{"prompt_index": 0}], id="", created=0)
     answer = await stack.ask(Send(sse(azure)), Send(sse(A) + sse(END)))
-    assert answer.data == [served(azure), served(A), served(END), b"[DONE]"]
+    told = b',"provider":"fake"'
+    with_results = served(A).replace(told, told + b',"prompt_filter_results":[{"prompt_index":0}]')
+    assert answer.data == [with_results, served(END), b"[DONE]"]

@@ -353,8 +353,8 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
             "provider anthropic is off: its shape is not served yet",
         ),
         (
-            {"providers": {"x": OPENAI | {"idle_timeout_s": 5, "cumulative_deltas": True}}},
-            "provider x: idle_timeout_s and cumulative_deltas are not served yet",
+            {"providers": {"x": OPENAI | {"idle_timeout_s": 5, "peek_first_event_s": 1}}},
+            "provider x: peek_first_event_s and idle_timeout_s are not served yet",
         ),
         (
             {"agents": {"a": {"model": "m"}}, "decision": {"account_streams": 2}},
@@ -362,8 +362,8 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
         ),
         ({"workflows": {}}, "workflows is configured but not served yet"),
         (
-            {"providers": {"x": OPENAI | {"reasoning": False, "idle_timeout_s": None}}},
-            "provider x: reasoning is not served yet",
+            {"providers": {"x": OPENAI | {"idle_timeout_s": 5, "first_byte_timeout_s": None}}},
+            "provider x: idle_timeout_s is not served yet",
         ),
         (
             {"keys": []},
@@ -376,6 +376,15 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
 def test_what_does_nothing_yet_is_said(section: dict[str, object], notice: str) -> None:
     """Settings that a later release serves are accepted, and said to be so."""
     assert notices(settings(**section)) == [notice]
+
+
+def test_flags_of_the_openai_shape_on_another_one_are_said() -> None:
+    """M2.7: nothing corrects a stream of another shape; on openai's they are served."""
+    flags = {"cumulative_deltas": True, "inline_tool_calls": True, "reasoning": False}
+    assert notices(settings(providers={"x": OPENAI | flags})) == []
+    found = notices(settings(providers={"x": OPENAI | flags | {"shape": "gemini"}, "y": OPENAI}))
+    only = "are for the openai shape only"
+    assert f"provider x: cumulative_deltas and inline_tool_calls {only}" in found
 
 
 def test_a_model_without_a_live_candidate_is_said() -> None:
