@@ -20,11 +20,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from encoders.json_text import members
+from encoders.text_counter import around_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from encoders.json_text import Member
+    from encoders.text_counter import TextCounter
 
 # M2.6: what may need healing or observing, in any spacing.
 _MARK_WORDS: Final = (
@@ -34,6 +36,10 @@ _CHOICES_MARKED_MAX: Final = 128  # of more, those beyond are parsed
 # What could close `choices` before the tail does: a bracket with another member behind it.
 _CLOSES: Final = re.compile(rb"\]\s*,").search
 _NEVER: Final = 1 << 62
+_STRING_INSIDE: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+').fullmatch
+# How often a stream is looked at for what stands around its texts: reasoning comes before content,
+# and of a stream whose chunks all differ there is nothing to learn.
+_LESSONS_MAX: Final = 16
 # Members whose last place in a chunk does not mean that their string changes.
 _STEADY: Final = frozenset({"model", "provider", "usage", "choices"})
 
@@ -63,8 +69,8 @@ class ChunkFrame:
     """
 
     __slots__ = (
-        "_first", "_head", "_is_marked", "_last", "_seam", "_seam_out", "_size", "_stem",
-        "_stem_out", "_tail", "post", "pre",
+        "_first", "_head", "_is_marked", "_last", "_lessons", "_seam", "_seam_out", "_size",
+        "_stem", "_stem_out", "_tail", "_texts", "post", "pre",
     )  # fmt: skip
 
     def __init__(self, choices: int) -> None:
@@ -75,6 +81,8 @@ class ChunkFrame:
         self._size = _NEVER
         # The same around whole events, and between two of them.
         self._first = self._last = self._seam = self._seam_out = b""
+        self._texts: _TextFrame | None = None
+        self._lessons = _LESSONS_MAX
 
     def learn(self, data: bytes, spans: list[Member], rewritten: bytes) -> None:
         """Take the frame of a chunk for those that follow.
@@ -92,6 +100,7 @@ class ChunkFrame:
         self._size = len(self._head) + len(self._tail)
         self._first, self._last = b"data: " + self._head, self._tail + b"\n\n"
         self._seam, self._seam_out = self._last + self._first, self.post + self.pre
+        self._texts = None
         self._stem = self._stem_out = b""
         last = spans[-1]
         varies = last.key not in _STEADY
@@ -138,34 +147,79 @@ class ChunkFrame:
         out += (self.pre, inside, self._stem_out, last, b'"}\n\n')
         return inside
 
-    def splice(self, read: bytes, count: Callable[[bytes], None]) -> bytes | None:
+    def splice(self, read: bytes, counter: TextCounter) -> bytes | None:
         """Rewrite a read that is nothing but whole events of plain chunks that fit.
 
         Args:
             read: bytes of the stream, beginning where an event begins.
-            count: told the inside of each chunk's `choices`.
+            counter: told what comes out.
 
         Returns:
             What the client gets; None if anything else is in it.
         """
+        if self._texts is not None:
+            spliced = self._texts.splice(read, counter)
+            if spliced is not None:
+                return spliced
         first, last = self._first, self._last
         if not first or not read.startswith(first) or not read.endswith(last) or b"\r" in read:
             return None
-        inside = read[len(first) : len(read) - len(last)]
-        if len(read) <= len(first) + len(last) or self._is_marked(inside):
+        if len(read) <= len(first) + len(last):
             return None
-        if b"\n" not in inside:
-            if b"]" in inside and _CLOSES(inside):
-                return None
-            count(inside)
-            return b"%b%b%b" % (self.pre, inside, self.post)
-        parts = inside.split(self._seam)
-        # Each seam has two line ends and no part has any: every event is one `data:` line.
-        if inside.count(b"\n") != 2 * (len(parts) - 1):
+        parts = read[len(first) : len(read) - len(last)].split(self._seam)
+        joined = b"\n".join(parts)
+        # No part has a line end, so every event is one `data:` line.
+        if joined.count(b"\n") != len(parts) - 1 or self._is_marked(joined):
             return None
         for part in parts:
             if not part or (b"]" in part and _CLOSES(part)):
                 return None
         for part in parts:
-            count(part)
+            counter.add_bytes(part)
+        if self._lessons:
+            self._lessons -= 1
+            self._texts = _TextFrame.learned(self, parts[-1])
         return b"%b%b%b" % (self.pre, self._seam_out.join(parts), self.post)
+
+
+class _TextFrame:
+    """All that stands around the texts of chunks that bear one text and nothing else that changes.
+
+    What is left between is the inside of one JSON string, so no mark can stand in it.
+    """
+
+    __slots__ = ("_first", "_first_out", "_last", "_last_out", "_seam", "_seam_out", "_size")
+
+    def __init__(self, first: bytes, last: bytes, first_out: bytes, last_out: bytes) -> None:
+        self._first, self._last, self._seam = first, last, last + first
+        self._first_out, self._last_out = first_out, last_out
+        self._seam_out = last_out + first_out
+        self._size = len(first) + len(last)
+
+    @classmethod
+    def learned(cls, frame: ChunkFrame, inside: bytes) -> _TextFrame | None:
+        """Return the text frame of a plain chunk; None if it has another number of texts."""
+        around = around_text(inside)
+        if around is None:
+            return None
+        before, after = around
+        return cls(
+            frame._first + before, after + frame._last, frame.pre + before, after + frame.post
+        )
+
+    def splice(self, read: bytes, counter: TextCounter) -> bytes | None:
+        """See `ChunkFrame.splice`."""
+        if not read.startswith(self._first) or not read.endswith(self._last):
+            return None
+        if len(read) < self._size:
+            return None
+        texts = read[len(self._first) : len(read) - len(self._last)].split(self._seam)
+        joined = b"".join(texts) if len(texts) > 1 else texts[0]
+        if b"\n" in joined or b"\r" in joined:
+            return None
+        if b"\\" in joined or b'"' in joined:
+            for text in texts:
+                if (b"\\" in text or b'"' in text) and not _STRING_INSIDE(text):
+                    return None
+        counter.add_text(joined)
+        return b"%b%b%b" % (self._first_out, self._seam_out.join(texts), self._last_out)

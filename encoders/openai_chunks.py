@@ -1,26 +1,18 @@
 """Chunks of an openai-shape upstream, rewritten as bytes where that is enough. [pure]
 
-Rules M2.2 to M2.4 and the byte tests of M2.6. Nearly every chunk of a stream differs from the one
-before it only inside `choices`, so a rewritten *frame* (all that stands before and behind the
-contents of `choices`) is learned once and a pure content chunk costs two comparisons, one search
-for the marks of M2.6 and no JSON parse. What bears a mark, or does not fit the frame, is parsed;
-even then single members are edited as bytes and the rest stays as it was sent.
-
-Why the frame is safe: `head` ends in the `[` of the top-level `choices`, and equal bytes up to
-there mean equal structure. `tail` begins with a `]` and holds only balanced members up to the
-object's last `}`. That this `]` is the one of `choices` is sure if nothing before it can have
-closed the array: no `]` with a comma behind it stands between (else the chunk is parsed). A last
-member whose string changes with every chunk (OpenAI's `obfuscation`) is let vary: the tail then
-ends in its opening quote, and what follows must be one string without escapes.
+Rules M2.2 to M2.4 and the byte tests of M2.6. A pure content chunk fits the frame of its stream
+(`encoders.chunk_frame`) and is spliced, whole reads of them at once. Of a chunk that fits and bears
+a mark, only the inside of `choices` is parsed. What does not fit is parsed whole; even then single
+members are edited as bytes and the rest stays as it was sent.
 """
 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders import openai
+from encoders.chunk_frame import ChunkFrame
 from encoders.json_text import Member, dumps, edit, loads, members
 from encoders.openai_healing import ChoiceHealer
 from encoders.openai_whole import ChunkAggregator
@@ -29,19 +21,11 @@ from encoders.translator import WITHHELD_MAX, Kind, NotAChunk, ReplyTooLarge
 from encoders.usage import TokenUsage, openai_usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from encoders.normalize import Normalizer
     from encoders.openai import ChunkIdentity
 
-# M2.6: what may need healing or observing, in any spacing.
-_MARK_WORDS: Final = (
-    rb'role"\s*:|finish_reason"\s*:\s*"|tool_calls"\s*:\s*\[|usage"\s*:\s*\{|error"\s*:|x_groq"'
-)
-_CHOICES_MARKED_MAX: Final = 128  # of more, those beyond are parsed
-_LF: Final = 0x0A  # between two `data:` lines of one event
-# What could close `choices` before the tail does: a bracket with another member behind it.
-_CLOSES: Final = re.compile(rb"\]\s*,")
+# Marks whose place is beside `choices`.
+_FOREIGN: Final = re.compile(rb'"(?:usage|error|x_groq)"').search
 _NONE: Final = frozenset[str]()
 _USAGE: Final = frozenset({"usage"})
 # Members that every chunk has; what else Azure's empty first chunk bears is told with the next.
@@ -51,20 +35,6 @@ _USUAL: Final = frozenset(
         "system_fingerprint", "usage",
     }
 )  # fmt: skip
-
-
-@lru_cache(maxsize=32)
-def _marks(choices: int) -> Callable[[bytes], object]:
-    """Return the search for what must be parsed, where so many choices were asked for.
-
-    One that was not asked for and comes all the same must get its role too (M2.3).
-    """
-    if choices == 1:
-        other = rb"[^0\s]"
-    else:
-        asked = b"|".join(b"%d" % index for index in range(min(choices, _CHOICES_MARKED_MAX)))
-        other = rb"(?!(?:" + asked + rb")\b)"
-    return re.compile(rb'"(?:' + _MARK_WORDS + rb'|index"\s*+:\s*+' + other + rb")").search
 
 
 class ChunkRewriter:
@@ -104,7 +74,7 @@ class ChunkRewriter:
         self._counter = TextCounter()
         self._count = self._counter.add_bytes
         self._expected_choices = choices
-        self._is_marked = _marks(choices)
+        self._frame = ChunkFrame(choices)
         self._normalizer = normalizer
         self._healer = ChoiceHealer(identity, withheld_max)
         self._include_usage = include_usage
@@ -114,11 +84,6 @@ class ChunkRewriter:
         self._carried: dict[str, bytes] = {}  # members of an empty first chunk
         self._usage_event: bytes | None = None  # the upstream's own usage chunk, rewritten
         self._raw_usage: dict[str, Any] | None = None
-        # The learned frame: as it comes, and as it leaves as an event.
-        self._head = self._tail = b""
-        self._pre = self._post = b""
-        self._stem = self._stem_out = b""  # the tail up to a varying last string, if it has one
-        self._frame_bytes = 1 << 62  # nothing fits before a frame is learned
 
     @property
     def characters(self) -> int:
@@ -136,41 +101,46 @@ class ChunkRewriter:
         """Whether every choice that was asked for has a finish_reason."""
         return len(self._healer.ended) >= self._expected_choices and self.finished
 
+    def splice(self, read: bytes) -> bytes | None:
+        """Rewrite a read that holds nothing but plain content events; None if it holds more."""
+        return self._frame.splice(read, self._counter)
+
     def rewrite(self, data: bytes, out: list[bytes]) -> Kind:
         """Rewrite the data of one event; append what the client gets to `out`.
 
         Raises:
             NotAChunk: `data` is not JSON.
         """
-        if len(data) > self._frame_bytes and data.startswith(self._head):
-            if data.endswith(self._tail):
-                inside = data[len(self._head) : len(data) - len(self._tail)]
-                if (
-                    inside
-                    and _LF not in inside
-                    and not self._is_marked(inside)
-                    and (b"]" not in inside or not _CLOSES.search(inside))
-                ):
-                    out += (self._pre, inside, self._post)
-                    self._count(inside)
-                    return Kind.CHUNK
-            elif self._stem and self._rewrite_varying(data, out):
-                return Kind.CHUNK
-        return self._rewrite_parsed(data, out)
+        frame = self._frame
+        inside = frame.inside(data)
+        if inside is None:
+            inside = frame.varying(data, out)
+            if inside is None:
+                return self._rewrite_parsed(data, out)
+            self._count(inside)
+        elif frame.plain(inside):
+            out += (frame.pre, inside, frame.post)
+            self._count(inside)
+        elif not self._rewrite_marked(inside, out):
+            return self._rewrite_parsed(data, out)
+        return Kind.CHUNK
 
-    def _rewrite_varying(self, data: bytes, out: list[bytes]) -> bool:
-        """Rewrite a chunk that fits the frame but for the string of its last member."""
-        at = data.rfind(self._stem)
-        inside = data[len(self._head) : at]
-        last = data[at + len(self._stem) : -2]
-        if at <= len(self._head) or not data.endswith(b'"}'):
+    def _rewrite_marked(self, inside: bytes, out: list[bytes]) -> bool:
+        """Rewrite a chunk that fits the frame but is to be looked at: a role, a finish_reason, tool
+        calls. Marks that do not belong into `choices` are left to `_rewrite_parsed`.
+        """
+        if _FOREIGN(inside):
             return False
-        if b'"' in last or b"\\" in last or _LF in data:
+        try:
+            choices = loads(b"[%b]" % inside)
+        except ValueError:
             return False
-        if self._is_marked(inside) or _CLOSES.search(inside):
-            return False
-        out += (self._pre, inside, self._stem_out, last, b'"}\n\n')
-        self._count(inside)
+        self._observe_choices(choices)
+        before: list[dict[str, Any]] = []
+        if self._healer.heal(choices, before):
+            inside = dumps(choices)[1:-1]
+        out += [openai.chunk(self.identity, [choice]) for choice in before]
+        out += (self._frame.pre, inside, self._frame.post)
         return True
 
     def flush(self) -> bytes:
@@ -303,7 +273,7 @@ class ChunkRewriter:
         rewritten = self._splice(data, spans, values, cut)
         out.append(openai.event(rewritten))
         if learn and choices and self._healer.started.issuperset(range(self._expected_choices)):
-            self._learn(data, spans, rewritten)
+            self._frame.learn(data, spans, rewritten)
 
     def _splice(
         self,
@@ -314,25 +284,6 @@ class ChunkRewriter:
     ) -> bytes:
         own = {"model": self._model, "provider": self._provider}
         return edit(data, spans, values=own | (values or {}), cut=cut, after="model")
-
-    def _learn(self, data: bytes, spans: list[Member], rewritten: bytes) -> None:
-        """Keep the frame of this chunk for the ones that follow."""
-        old = [span for span in spans if span.key == "choices"]
-        new = [span for span in members(rewritten) if span.key == "choices"]
-        if len(old) != 1 or len(new) != 1:
-            return
-        self._head, self._tail = data[: old[0].value_start + 1], data[old[0].end - 1 :]
-        self._pre = b"data: " + rewritten[: new[0].value_start + 1]
-        self._post = rewritten[new[0].end - 1 :] + b"\n\n"
-        self._frame_bytes = len(self._head) + len(self._tail)
-        self._stem = self._stem_out = b""
-        last = spans[-1]
-        varies = last.key not in ("model", "provider", "usage", "choices")
-        if varies and data.endswith(b'"}') and b"\\" not in data[last.value_start :]:
-            value = len(data) - last.value_start - 1  # all behind the opening quote
-            self._stem = self._tail[:-value]
-            self._stem_out = self._post[: -value - 2]
-            self._frame_bytes = len(self._head) + len(self._stem) + 2
 
 
 class ChunkCollector(ChunkRewriter):

@@ -67,6 +67,10 @@ class ShapeTranslator:
     def all_finished(self) -> bool:
         return self.finished and len(self._choices) >= self._wants.choices
 
+    def splice(self, read: bytes) -> bytes | None:
+        """Events of another shape are translated one by one."""
+        return None
+
     def rewrite(self, data: bytes, out: list[bytes]) -> Kind:
         try:
             event = loads(data)

@@ -108,6 +108,37 @@ class SseDecoder:
             return self._feed_held(data)
         return self._feed_fresh(data)
 
+    def complete(self, data: bytes) -> bytes | None:
+        """Take the next bytes and return those of all events that are complete now, not yet
+        decoded; the rest is held.
+
+        Returns:
+            None if these bytes have to be fed instead (nothing was taken): at the start of the
+            body, where CR is about, or where the bound could be passed.
+        """
+        held = self._held
+        if self._start is not None or self._skip_lf or len(held) + len(data) > self._max:
+            return None
+        if b"\r" in data or not data:
+            return None
+        end = data.rfind(_END) + 2
+        if end < 2:
+            if held and data[0] == 0x0A and held[-1] == 0x0A:  # the blank line was cut in two
+                return None
+            held += data
+            return b""
+        whole = data if end == len(data) else data[:end]
+        if held:
+            whole = bytes(held) + whole
+            held.clear()
+        if end < len(data):
+            held += data[end:]
+        return whole
+
+    def decode(self, whole: bytes) -> list[SseEvent]:
+        """Return the events of what `complete` returned."""
+        return self._feed_fresh(whole)
+
     def finish(self) -> list[SseEvent]:
         """The body is over: return the last event, if one is pending without its blank line."""
         if self._start:

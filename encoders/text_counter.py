@@ -25,11 +25,14 @@ _PUT_BY_BYTES_MAX: Final = 16 * 1024
 class TextCounter:
     """Counts the characters of one stream."""
 
-    __slots__ = ("_after", "_before", "_characters", "_overhead", "_put_by", "_put_by_bytes")
+    __slots__ = (
+        "_after", "_before", "_characters", "_overhead", "_put_by", "_put_by_bytes", "_texts",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._characters = 0
         self._put_by: list[bytes] = []
+        self._texts: list[bytes] = []
         self._put_by_bytes = 0
         # What stands around the text of a content chunk, once one was seen.
         self._before = self._after = b""
@@ -48,10 +51,19 @@ class TextCounter:
         if self._put_by_bytes > _PUT_BY_BYTES_MAX:
             self._count_put_by()
 
+    def add_text(self, text: bytes) -> None:
+        """Count a text, given as it stands inside a JSON string."""
+        self._texts.append(text)
+        self._put_by_bytes += len(text)
+        if self._put_by_bytes > _PUT_BY_BYTES_MAX:
+            self._count_put_by()
+
     def _count_put_by(self) -> None:
         for inside in self._put_by:
             self._count(inside)
         self._put_by.clear()
+        self._characters += _length_inside(b"".join(self._texts))
+        self._texts.clear()
         self._put_by_bytes = 0
 
     def _count(self, inside: bytes) -> None:
@@ -80,14 +92,37 @@ class TextCounter:
 
     def _learn(self, inside: bytes) -> None:
         """Keep the surroundings of the text, if the chunk has one text and nothing else."""
-        starts = list(_TEXT.finditer(inside))
-        if len(starts) != 1 or b'"arguments"' in inside:
-            return
-        start = starts[0].end()
-        end = _STRING_END.match(inside, start)
-        if end is not None:
-            self._before, self._after = inside[:start], inside[end.end() - 1 :]
+        around = around_text(inside)
+        if around is not None:
+            self._before, self._after = around
             self._overhead = len(self._before) + len(self._after)
+
+
+def around_text(inside: bytes) -> tuple[bytes, bytes] | None:
+    """Return what stands before and behind the one text of a chunk, quotes included.
+
+    Args:
+        inside: the JSON inside its `choices`.
+
+    Returns:
+        None if it bears no text, several, or the arguments of a tool call.
+    """
+    starts = list(_TEXT.finditer(inside))
+    if len(starts) != 1 or b'"arguments"' in inside:
+        return None
+    start = starts[0].end()
+    end = _STRING_END.match(inside, start)
+    return None if end is None else (inside[:start], inside[end.end() - 1 :])
+
+
+def _length_inside(text: bytes) -> int:
+    """Characters of what stands inside a JSON string."""
+    if b"\\" in text:
+        try:
+            return len(loads(b'"%b"' % text))
+        except ValueError:  # no JSON after all
+            return _length(text)
+    return len(text) if text.isascii() else _length(text)
 
 
 def _length(text: bytes) -> int:

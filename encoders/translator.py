@@ -101,6 +101,16 @@ class Translator(Protocol):
     def last_skipped(self) -> bytes:
         """The last event that was kept from the client, for error reports."""
 
+    def splice(self, read: bytes) -> bytes | None:
+        """Rewrite a read at once, without taking it apart into events.
+
+        Args:
+            read: bytes of the body that begin where an event begins.
+
+        Returns:
+            What the client gets; None if `read` has to be taken apart.
+        """
+
     def rewrite(self, data: bytes, out: list[bytes]) -> Kind:
         """Take the data of one event; append what the client gets to `out`.
 

@@ -55,6 +55,7 @@ class StreamRelay:
         self._translator = translator
         self._lifecycle = lifecycle
         self._redactor = redactor
+        self._splice = translator.splice
         self._decoder = SseDecoder(max_event_bytes)
         self._provider = translator.identity.provider
         self.error: RelayError | None = None
@@ -84,11 +85,18 @@ class StreamRelay:
         if self._lifecycle.closed:
             return b""
         failure: RelayError | None = None
-        try:
-            events = self._decoder.feed(data)
-        except SseEventTooLarge as error:
-            events = error.events
-            failure = EventTooLarge(f"{self._provider} sent {error}")
+        whole = self._decoder.complete(data)
+        if whole is not None:
+            spliced = self._splice(whole)
+            if spliced is not None:
+                return spliced
+            events = self._decoder.decode(whole)
+        else:
+            try:
+                events = self._decoder.feed(data)
+            except SseEventTooLarge as error:
+                events = error.events
+                failure = EventTooLarge(f"{self._provider} sent {error}")
         out: list[bytes] = []
         self._take(events, out)
         if failure is not None and not self._lifecycle.closed:

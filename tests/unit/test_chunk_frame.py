@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from encoders.openai import ChunkIdentity
 from encoders.openai_chunks import ChunkRewriter
 from encoders.sse import SseDecoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HEAD: dict[str, Any] = {"id": "c1", "object": "chat.completion.chunk", "created": 9, "model": "up"}
 FIRST = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
@@ -27,6 +30,11 @@ def chunk(choice: Any, **more: Any) -> bytes:
 
 def text(value: str, **more: Any) -> bytes:
     return chunk({"index": 0, "delta": {"content": value}, "finish_reason": None}, **more)
+
+
+def reasoning(value: str) -> bytes:
+    delta = {"reasoning_content": value}
+    return chunk({"index": 0, "delta": delta, "finish_reason": None})
 
 
 def event(data: bytes) -> bytes:
@@ -50,13 +58,35 @@ def one_by_one(read: bytes, target: ChunkRewriter) -> bytes:
     return b"".join(out)
 
 
-def assert_same(read: bytes, *, spliced: bool) -> None:
-    whole, single = rewriter(), rewriter()
-    got = whole.splice(read)
-    assert (got is not None) == spliced
-    if got is not None:
-        assert got == one_by_one(read, single)
-        assert whole.characters == single.characters
+def taught(teach: bytes) -> ChunkRewriter:
+    """A rewriter that knows what stands around the texts, too."""
+    target = rewriter()
+    assert target.splice(teach) is not None
+    return target
+
+
+TEACHERS: dict[str, Callable[[], ChunkRewriter]] = {
+    "frame": rewriter,
+    "texts": lambda: taught(event(text("teach"))),
+    "other texts": lambda: taught(event(reasoning("teach"))),
+}
+
+
+def assert_same(read: bytes, *, spliced: bool | None) -> None:
+    """However much was learned, a read that is spliced is what its events are one by one.
+
+    Args:
+        spliced: whether it is spliced by the frame alone; None: either will do.
+    """
+    for name, teacher in TEACHERS.items():
+        whole, single = teacher(), teacher()
+        got = whole.splice(read)
+        if name == "frame" and spliced is not None:
+            assert (got is not None) == spliced
+        if got is not None:
+            assert got == one_by_one(read, single)
+            assert whole.characters == single.characters
+            assert SseDecoder().feed(read)  # whole events, and nothing is left over
 
 
 def test_one_content_chunk_is_spliced() -> None:
@@ -88,6 +118,7 @@ def test_a_read_of_many_content_chunks_is_spliced() -> None:
         event(text("a")).replace(b"data: ", b"data:"),
         b"data: " + text("a").replace(b'"index"', b'\ndata: "index"') + b"\n\n",
         event(text("a")) + event(chunk({"index": 0, "delta": {}, "finish_reason": "stop"})),
+        event(reasoning("a")) + event(text("b", usage=None)),
         event(text("a")) + event(chunk(FIRST)),
         event(text("a")) + event(chunk({"index": 1, "delta": {"content": "b"}})),
         event(text("a", usage={"prompt_tokens": 1})),
@@ -99,6 +130,34 @@ def test_a_read_of_many_content_chunks_is_spliced() -> None:
 )
 def test_what_is_not_only_content_is_looked_at(read: bytes) -> None:
     assert_same(read, spliced=False)
+
+
+def test_texts_are_spliced_whatever_stands_in_them() -> None:
+    """Once what is around them is known, brackets and marks inside a text tell nothing."""
+    words = ["], [", '"role":"x"', '"tool_calls":[', "\n\n", "\\", '\\"', "\u4f60", ""]
+    read = b"".join(event(text(word)) for word in words)
+    whole = taught(event(text("teach")))
+    got = whole.splice(read)
+    assert got is not None
+    assert got == one_by_one(read, rewriter())
+    assert whole.characters == len("learned" + "teach") + sum(map(len, words))
+
+
+def test_reasoning_comes_before_content() -> None:
+    whole = taught(event(reasoning("think")))
+    for read in (event(reasoning("a")), event(reasoning("b")) + event(text("c")), event(text("d"))):
+        assert whole.splice(read) == one_by_one(read, rewriter())
+
+
+@pytest.mark.parametrize("inside", [b"a\\", b'a"', b'a","role":"x', b"a\n", b"a\r", b"\\u00"])
+def test_what_is_no_string_is_not_taken_for_one(inside: bytes) -> None:
+    """Broken JSON in a valid frame passes as sent; it never becomes another event."""
+    whole = taught(event(text("teach")))
+    read = event(text("MARK").replace(b"MARK", inside))
+    got = whole.splice(read)
+    if got is not None:
+        assert got.count(b"\n") == 2
+        assert got == one_by_one(read, rewriter())
 
 
 def test_nothing_is_spliced_before_a_frame_is_learned() -> None:
@@ -131,15 +190,34 @@ pieces = st.one_of(
 @given(st.lists(pieces, max_size=6).map(b"".join), st.integers(0, 40), st.integers(0, 40))
 def test_whatever_is_spliced_is_what_its_events_are(read: bytes, start: int, end: int) -> None:
     for piece in (read, read[start:], read[: len(read) - end]):
-        whole, single = rewriter(), rewriter()
-        got = whole.splice(piece)
-        if got is not None:
-            assert got == one_by_one(piece, single)
-            assert whole.characters == single.characters
-            assert SseDecoder().feed(piece)  # whole events, and nothing is left over
+        assert_same(piece, spliced=None)
 
 
-@given(st.lists(st.text(max_size=12), min_size=1, max_size=20))
-def test_content_is_spliced_unless_it_has_brackets(words: list[str]) -> None:
-    read = b"".join(event(text(word)) for word in words)
-    assert_same(read, spliced="]" not in read.decode().replace("}]}", ""))
+plain_text = st.text(st.characters(exclude_characters="]", codec="utf-8"), max_size=12)
+
+
+@given(st.lists(plain_text, min_size=1, max_size=20))
+def test_content_without_brackets_is_always_spliced(words: list[str]) -> None:
+    assert_same(b"".join(event(text(word)) for word in words), spliced=True)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["role", "content", "tool_calls"]), st.just("x")),
+    st.sampled_from([None, "stop", ""]),
+    st.sampled_from(["", "], [", '"usage":{}', '"error":1']),
+)
+def test_a_marked_chunk_in_the_frame_is_what_it_is_when_parsed_whole(
+    delta: dict[str, Any], finish: str | None, content: str
+) -> None:
+    """The short way gives the bytes of the long one: here one space more keeps it out of the
+    frame."""
+    delta = delta | {"content": content}
+    data = chunk({"index": 0, "delta": delta, "finish_reason": finish})
+    in_frame, parsed = rewriter(), rewriter()
+    short: list[bytes] = []
+    long: list[bytes] = []
+    in_frame.rewrite(data, short)
+    parsed.rewrite(data[:-1] + b" }", long)
+    assert b"".join(short) == b"".join(long).replace(b" }\n", b"}\n")
+    assert in_frame.characters == parsed.characters
+    assert in_frame.finished == parsed.finished

@@ -18,6 +18,16 @@ def decode(*pieces: bytes, limit: int = 16 << 20) -> list[SseEvent]:
     return events + decoder.finish()
 
 
+def decode_completed(*pieces: bytes) -> list[SseEvent]:
+    """The same by way of the bytes of whole events, wherever that is possible."""
+    decoder = SseDecoder()
+    events: list[SseEvent] = []
+    for piece in pieces:
+        whole = decoder.complete(piece)
+        events += decoder.feed(piece) if whole is None else decoder.decode(whole)
+    return events + decoder.finish()
+
+
 def data_of(*pieces: bytes) -> list[bytes]:
     return [event.data for event in decode(*pieces)]
 
@@ -66,6 +76,8 @@ def test_every_chunking_gives_the_same_events_as_the_grammar(
     expected = reference(body)
     assert decode(*pieces) == expected
     assert decode(body) == expected
+    assert decode_completed(*pieces) == expected
+    assert decode_completed(body) == expected
     assert decode(*(bytes([byte]) for byte in body)) == expected
 
 
@@ -94,6 +106,21 @@ def test_every_chunking_gives_the_same_events_as_the_grammar(
 )  # fmt: skip
 def test_wire_cases(pieces: list[bytes], expected: list[bytes]) -> None:
     assert data_of(*pieces) == expected
+
+
+def test_completed_bytes_are_whole_events_and_the_rest_is_held() -> None:
+    decoder = SseDecoder(max_event_bytes=64)
+    assert decoder.complete(b"data: early\n\n") is None  # a BOM may yet come
+    assert decoder.feed(b"data: early\n\n") != []
+    assert decoder.complete(b"data: a\n\ndata: b\n\nda") == b"data: a\n\ndata: b\n\n"
+    assert decoder.complete(b"ta: c") == b""
+    assert decoder.complete(b"\n\n") == b"data: c\n\n"
+    assert decoder.complete(b"data: d\n") == b""
+    assert decoder.complete(b"\n") is None  # its blank line is cut in two
+    assert [event.data for event in decoder.feed(b"\n")] == [b"d"]
+    assert decoder.complete(b"data: e\r\n\r\n") is None
+    assert decoder.complete(b"data: " + b"x" * 59) is None  # over the bound
+    assert decoder.pending_bytes == 0
 
 
 def test_a_cr_dispatches_without_waiting_for_the_next_read() -> None:
