@@ -39,6 +39,7 @@ DROPPED: Final = frozenset(
         *("stream_options", "logprobs", "top_logprobs", "logit_bias", "seed", "store"),
         *("frequency_penalty", "presence_penalty", "prediction", "modalities", "audio"),
         *("verbosity", "web_search_options", "prompt_cache_key", "prompt_cache_retention"),
+        *("prompt_cache_options", "moderation"),
         *("models", "provider", "route", "transforms", "plugins", "usage"),
     }
 )
@@ -48,6 +49,7 @@ _SERVICE_TIERS: Final = {
     "flex": "standard_only",
     "scale": "auto",
     "priority": "auto",
+    "fast": "auto",
     "standard_only": "standard_only",
 }
 _JSON_ONLY: Final = "Respond with one valid JSON object and nothing else: no prose, no code fence."

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from encoders.translator import StreamWants, Translator
 
 VERSION: Final = "2023-06-01"
-_VERSIONED: Final = re.compile(r"/v\d+\w*$")
+_VERSIONED: Final = re.compile(r"[^/]/v\d+\w*$")
 
 
 class AnthropicShape:

@@ -49,7 +49,7 @@ class Transcript:
 
     Attributes:
         recorded_from: provenance: software, version, model, date.
-        shape: wire shape of the answer, `openai` so far.
+        shape: wire shape of the answer.
         request: the JSON request that was sent, without credentials.
         status: HTTP status.
         headers: response headers with lower-case names.
