@@ -11,9 +11,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders.json_text import dumps, edit, members
+from encoders.reasoning_details import FIELD as REASONING_DETAILS
+from encoders.reasoning_details import ReasoningDetails
 
 if TYPE_CHECKING:
     from encoders.openai import ChunkIdentity
+
+# What Anthropic's error types mean, for an error that came without its own status.
+_STATUS_OF_TYPE: Final = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
 
 # What the aggregator writes itself, whatever the chunks say.
 _OWN_KEYS: Final = frozenset({"choices", "object", "model", "provider", "id", "created", "usage"})
@@ -21,10 +37,11 @@ _OWN_KEYS: Final = frozenset({"choices", "object", "model", "provider", "id", "c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    """An error object as providers of this wire send it.
+    """An error object as providers send it.
 
     Attributes:
-        status: an HTTP status carried in `code`, as OpenRouter does; None if there is none.
+        status: an HTTP status carried in `code`, as OpenRouter does, or meant by an error type of
+            Anthropic's; None if there is none.
     """
 
     message: str
@@ -55,6 +72,8 @@ def error_of(body: object) -> ErrorBody | None:
     message = error.get("message") or error.get("detail") or error.get("msg")
     code = error.get("code")
     status = code if isinstance(code, int) and 400 <= code <= 599 else None
+    if status is None and body.get("type") == "error":  # Anthropic's envelope
+        status = _STATUS_OF_TYPE.get(str(error.get("type")))
     return ErrorBody(
         message=message if isinstance(message, str) else dumps(message or error).decode(),
         code=code if isinstance(code, str) else None,
@@ -160,6 +179,8 @@ class _Choice:
     def __init__(self) -> None:
         self._text: dict[str, list[str]] = {"content": []}
         self._other: dict[str, Any] = {}
+        self._lists: dict[str, list[Any]] = {}
+        self._details = ReasoningDetails()
         self._calls: dict[int, _ToolCall] = {}
         self._logprobs: dict[str, list[Any]] = {}
         self._rest: dict[str, Any] = {"finish_reason": None}
@@ -187,6 +208,10 @@ class _Choice:
                 self._other["role"] = value or self._other.get("role")
             elif isinstance(value, str):
                 self._text.setdefault(key, []).append(value)
+            elif key == REASONING_DETAILS:
+                self._details.add(value)
+            elif isinstance(value, list):  # annotations, images: each delta brings further ones
+                self._lists.setdefault(key, []).extend(value)
             elif value is not None:
                 self._other[key] = value
 
@@ -199,6 +224,9 @@ class _Choice:
         message: dict[str, Any] = {"role": self._other.pop("role", None) or "assistant"}
         message |= {key: "".join(pieces) for key, pieces in self._text.items()}
         message |= self._other
+        message |= self._lists
+        if details := self._details.result():
+            message[REASONING_DETAILS] = details
         if self._calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [call.result() for _, call in sorted(self._calls.items())]

@@ -8,7 +8,7 @@ end (M2.4). The same code answers plain requests: then nothing is emitted but co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from encoders import openai
 from encoders.json_text import dumps, loads
@@ -16,21 +16,27 @@ from encoders.openai_whole import ChunkAggregator
 from encoders.translator import Kind, NotAChunk, ReplyTooLarge
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
     from encoders.openai import ChunkIdentity
     from encoders.translator import StreamWants
     from encoders.usage import TokenUsage
+
+_MARK: Final = "\x00\x01"  # in no name and no id
+_FRAMES_MAX: Final = 16
 
 
 class _Choice:
     """One choice of the stream."""
 
-    __slots__ = ("calls", "ended", "text_frame")
+    __slots__ = ("calls", "ended", "frames")
 
     def __init__(self) -> None:
         self.calls = 0  # tool calls opened
         self.ended = False
-        # What stands around a text in a chunk of this choice, by field: equal for the whole stream.
-        self.text_frame: dict[str, tuple[bytes, bytes]] = {}
+        # What stands around a text in a chunk of this choice, by what the text is: a stream has
+        # few of these and uses each for many chunks.
+        self.frames: dict[Hashable, list[bytes]] = {}
 
 
 class ShapeTranslator:
@@ -117,26 +123,47 @@ class ShapeTranslator:
         return choice
 
     def _text(self, text: str, out: list[bytes], index: int = 0) -> None:
-        self._say("content", text, out, index)
+        self._say("content", _content, text, out, index)
 
     def _reasoning(self, text: str, out: list[bytes], index: int = 0) -> None:
-        self._say(self._reasoning_field, text, out, index)
+        self._say("reasoning", self._reasoning_delta, text, out, index)
 
-    def _say(self, field: str, text: str, out: list[bytes], index: int) -> None:
-        """Emit a text: the hot path, one encoding of the text and two joins."""
+    def _reasoning_delta(self, text: str) -> dict[str, Any]:
+        return {self._reasoning_field: text}
+
+    def _say(
+        self,
+        what: Hashable,
+        delta_of: Callable[[str], dict[str, Any]],
+        text: str,
+        out: list[bytes],
+        index: int,
+    ) -> None:
+        """Emit a text: the hot path, one encoding of the text and one join.
+
+        Args:
+            what: names the frame: `delta_of` gives equal deltas but for the text.
+            delta_of: the delta that bears a text, once or more often.
+        """
         if not text:
             return
         choice = self._begin(out, index)
         self.characters += len(text)
         if self._aggregator is not None:
-            self._emit({field: text}, out, index)
+            self._emit(delta_of(text), out, index)
             return
-        frame = choice.text_frame.get(field)
+        frame = choice.frames.get(what)
         if frame is None:
-            mark = "\x00"
-            around = self._chunk({field: mark}, index).split(dumps(mark))
-            frame = choice.text_frame[field] = (around[0], around[1])
-        out += (frame[0], dumps(text), frame[1])
+            if len(choice.frames) >= _FRAMES_MAX:
+                choice.frames.clear()
+            frame = self._chunk(delta_of(_MARK), index).split(dumps(_MARK))
+            choice.frames[what] = frame
+        out.append(dumps(text).join(frame))
+
+    def _extend(self, delta: dict[str, Any], out: list[bytes], index: int = 0) -> None:
+        """Emit a delta that bears only extension fields."""
+        self._begin(out, index)
+        self._emit(delta, out, index)
 
     def _open_call(
         self, call_id: str, name: str, out: list[bytes], index: int = 0, **more: Any
@@ -155,11 +182,11 @@ class ShapeTranslator:
 
     def _call_arguments(self, number: int, fragment: str, out: list[bytes], index: int = 0) -> None:
         """A fragment of the arguments of the call `number`."""
-        if not fragment:
-            return
-        self.characters += len(fragment)
-        call = {"index": number, "function": {"arguments": fragment}}
-        self._emit({"tool_calls": [call]}, out, index)
+
+        def delta_of(text: str) -> dict[str, Any]:
+            return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+
+        self._say(number, delta_of, fragment, out, index)
 
     def _end_choice(
         self, reason: str, native: str | None, out: list[bytes], index: int = 0
@@ -220,6 +247,10 @@ class ShapeTranslator:
         if usage.reasoning_tokens is not None:
             out["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
         return out
+
+
+def _content(text: str) -> dict[str, Any]:
+    return {"content": text}
 
 
 def _choice_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from encoders.anthropic_shape import AnthropicShape
 from encoders.openai_shape import OpenAIShape
 
 if TYPE_CHECKING:
@@ -13,4 +14,6 @@ if TYPE_CHECKING:
     from encoders.shape import Shape
 
 OPENAI: Final = OpenAIShape()
-SHAPES: Final[Mapping[str, Shape]] = MappingProxyType({"openai": OPENAI})
+SHAPES: Final[Mapping[str, Shape]] = MappingProxyType(
+    {"openai": OPENAI, "anthropic": AnthropicShape()}
+)

@@ -46,16 +46,16 @@ def openai_usage(value: object) -> TokenUsage | None:
     if not isinstance(value, Mapping):
         return None
     usage = TokenUsage(
-        prompt_tokens=_count(value, "prompt_tokens"),
-        completion_tokens=_count(value, "completion_tokens"),
-        cached_tokens=_count(value.get("prompt_tokens_details"), "cached_tokens"),
-        reasoning_tokens=_count(value.get("completion_tokens_details"), "reasoning_tokens"),
+        prompt_tokens=token_count(value, "prompt_tokens"),
+        completion_tokens=token_count(value, "completion_tokens"),
+        cached_tokens=token_count(value.get("prompt_tokens_details"), "cached_tokens"),
+        reasoning_tokens=token_count(value.get("completion_tokens_details"), "reasoning_tokens"),
     )
     return None if usage == TokenUsage() else usage
 
 
-def _count(value: Any, key: str) -> int | None:
-    """A token count under `key`, if `value` is an object that holds a sane one."""
+def token_count(value: Any, key: str) -> int | None:
+    """Return the token count under `key`, None unless `value` is an object with a sane one."""
     if not isinstance(value, Mapping):
         return None
     count = value.get(key)

@@ -120,13 +120,16 @@ def _characters_of_json(value: Any) -> int:
 
 
 def max_output_tokens(body: Mapping[str, Any], default: int) -> int:
-    """Return the most output that a request may bring: its limit, else `default`, for each `n`.
+    """Return the most output that a request may bring: its limit, else `default` and the budget
+    that it names for reasoning, for each `n`.
 
     Of two limits the larger counts, for a provider may know only one of the names; a limit that is
     no positive number is none.
     """
     limits = [_positive(body.get(key)) for key in ("max_completion_tokens", "max_tokens")]
-    limit = max(limits) or default
+    reasoning = body.get("reasoning")
+    thought = _positive(reasoning.get("max_tokens")) if isinstance(reasoning, dict) else 0
+    limit = max(limits) or default + thought
     return min(limit * max(_positive(body.get("n")), 1), _TOKENS_MAX)
 
 

@@ -24,6 +24,12 @@ _CLIENT_FAULT: Final = frozenset({400, 404, 413, 422})
 _OUR_CREDENTIAL: Final = frozenset({401, 402, 403})
 _BUSY: Final = frozenset({503, 529})
 _RAW_BYTES_MAX: Final = 2000
+# A 400 that is the operator's to mend: Anthropic has no status and no code for these.
+_ACCOUNT_FAULTS: Final = (
+    "credit balance is too low",
+    "reached your specified api usage limits",
+    "organization has been disabled",
+)
 
 
 def refusal(
@@ -44,6 +50,8 @@ def refusal(
     """
     error, raw = _read(body, redactor)
     said = error.message if error else ""
+    if status == 400 and any(fault in said.lower() for fault in _ACCOUNT_FAULTS):
+        status = 402
     if status in _CLIENT_FAULT:
         hint = "; is its base_url right?" if status == 404 else ""
         return UpstreamRefused(

@@ -22,7 +22,7 @@ from planes.settings.base import (
 )
 
 Shape = Literal["openai", "anthropic", "gemini"]
-SERVED_SHAPES: frozenset[Shape] = frozenset({"openai"})
+SERVED_SHAPES: frozenset[Shape] = frozenset({"openai", "anthropic"})
 NO_KEY = "api_key is empty"
 
 
@@ -74,8 +74,11 @@ class Reading(Section):
 class HttpProvider(Reading):
     """A service on the network."""
 
-    shape: Shape = Field(description="The wire that it speaks; only openai is served yet.")
-    base_url: HttpUrl = Field(description="http(s) URL to which /chat/completions is appended.")
+    shape: Shape = Field(description="The wire that it speaks; gemini is not served yet.")
+    base_url: HttpUrl = Field(
+        description="http(s) URL to which the shape's route is appended: /chat/completions, or "
+        "/v1/messages (its version may stand in the URL)."
+    )
     api_key: ApiKey = Field(
         default=None,
         description="The provider's key. Left out: no authentication. Empty: the provider is "
@@ -92,8 +95,9 @@ class HttpProvider(Reading):
     @field_validator("base_url")
     @classmethod
     def _is_a_base(cls, value: str) -> str:
-        if value.endswith("/chat/completions"):
-            raise complaint("must be cut before /chat/completions: that is appended to it")
+        for route in ("/chat/completions", "/messages"):
+            if value.endswith(route):
+                raise complaint(f"must be cut before {route}: that is appended to it")
         return value
 
     @property

@@ -72,13 +72,16 @@ class HttpUpstream:
         self._shape = shape
         self._connect_timeout_s = connect_timeout_s
         self._header_timeout_s = header_timeout_s
-        self._headers = {
+        ours = {
             "Content-Type": "application/json",
             "Accept-Encoding": "identity",
             "User-Agent": user_agent,
             **shape.auth(api_key),
-            **(headers or {}),
         }
+        # Names are equal in any case: a configured header takes the place of ours.
+        theirs = {name.lower() for name in headers or ()}
+        self._headers = {k: v for k, v in ours.items() if k.lower() not in theirs}
+        self._headers |= headers or {}
         self._session: aiohttp.ClientSession | None = None
 
     @property

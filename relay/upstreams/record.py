@@ -4,9 +4,10 @@
         --api-key-env OPENAI_API_KEY --out transcripts/gpt-4o-mini.jsonl
     python -m relay.upstreams.record local --prompt "Hello!" --out transcripts/hello.jsonl
 
-`local` starts the local model for it. `--body FILE` sends a JSON request (or, to record one again,
-the request of an existing transcript), `--whole` asks for an unstreamed answer. The borders and
-times of the network reads are kept. Credentials are not: request headers are never written, of the
+`local` starts the local model for it. `--shape` says which wire is spoken; a request in other words
+than OpenAI's comes by `--body`. `--body FILE` sends a JSON request (or, to record one again, the
+request of an existing transcript), `--whole` asks for an unstreamed answer. The borders and times
+of the network reads are kept. Credentials are not: request headers are never written, of the
 response only the headers that a client can depend on, and an answer that repeats the key is
 refused.
 """
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
+from encoders.shapes import SHAPES
 from relay.errors import RelayError
 from relay.upstreams.local import DEFAULT_MODEL, LlamaProcess
 from relay.upstreams.replay import End, Transcript
@@ -41,27 +43,33 @@ _READ_BUFFER_BYTES: Final = 64 * 1024
 
 
 async def record(
-    base_url: str, body: Mapping[str, Any], *, recorded_from: str, api_key: str = ""
+    base_url: str,
+    body: Mapping[str, Any],
+    *,
+    recorded_from: str,
+    api_key: str = "",
+    shape: str = "openai",
 ) -> Transcript:
-    """Send one request to an openai-shape provider and return everything that came back.
+    """Send one request to a provider and return everything that came back.
 
     Args:
-        base_url: as in the configuration; `/chat/completions` is added.
+        base_url: as in the configuration; the route of the shape is added.
         body: the request; `body["stream"]` decides what is asked for.
         recorded_from: provenance: software, version, model, date.
-        api_key: sent as a bearer token, never written.
+        api_key: sent as the shape has it, never written.
+        shape: the wire that is spoken.
 
     Raises:
         aiohttp.ClientError: no answer, or none for two minutes.
         ValueError: the answer repeats the key.
     """
-    headers = {"accept-encoding": "identity"}
-    if api_key:
-        headers["authorization"] = f"Bearer {api_key}"
+    wire = SHAPES[shape]
+    headers = {"accept-encoding": "identity", **wire.auth(api_key)}
     timeout = aiohttp.ClientTimeout(
         total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_READ_TIMEOUT_S
     )
-    url = base_url.rstrip("/") + "/chat/completions"
+    model = str(body.get("model") or "")
+    url = wire.url(base_url.rstrip("/"), model, stream=bool(body.get("stream")))
     async with aiohttp.ClientSession(timeout=timeout, read_bufsize=_READ_BUFFER_BYTES) as session:
         clock = _Clock()
         async with session.post(url, json=dict(body), headers=headers) as response:
@@ -69,7 +77,7 @@ async def record(
             reads, end = await _read_all(response, clock)
             transcript = Transcript(
                 recorded_from=recorded_from,
-                shape="openai",
+                shape=shape,
                 request=dict(body),
                 status=response.status,
                 headers=_kept(response.headers),
@@ -114,14 +122,18 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in lower.items() if name in _KEPT_HEADERS}
 
 
-async def record_local(body: Mapping[str, Any], *, weights_path: Path | None = None) -> Transcript:
+async def record_local(
+    body: Mapping[str, Any], *, weights_path: Path | None = None, shape: str = "openai"
+) -> Transcript:
     """Start the local model, record one answer of it, end it; raises as `LlamaProcess.start`."""
     process = LlamaProcess(str(body["model"]), weights_path=weights_path)
     await process.start()
     try:
         weights = weights_path.name if weights_path else SMOLLM2_135M.file_name
         software = f"llama.cpp (xllamacpp {metadata.version('xllamacpp')}), {weights}"
-        return await record(process.base_url, body, recorded_from=_provenance(software, body))
+        return await record(
+            process.base_url, body, recorded_from=_provenance(software, body), shape=shape
+        )
     finally:
         await process.close()
 
@@ -148,7 +160,7 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
     model = options.model or body.get("model") or DEFAULT_MODEL
     body = {**body, "model": model, "stream": not options.whole}
     body.pop("stream_options", None)
-    if body["stream"]:
+    if body["stream"] and options.shape == "openai":
         body["stream_options"] = {"include_usage": True}
     return dict(body)
 
@@ -173,6 +185,7 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompt", default="Say hello in one sentence.")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--body", type=Path, help="a JSON request, or a transcript to repeat")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="openai")
     parser.add_argument("--whole", action="store_true", help="ask for an unstreamed answer")
     parser.add_argument("--api-key-env", metavar="NAME", help="variable that holds the key")
     parser.add_argument("--software", help="who answers, for `recorded_from`; default: the URL")
@@ -185,13 +198,14 @@ def main() -> int:
     try:
         body = _request(options)
         if options.url == "local":
-            recording = record_local(body)
+            recording = record_local(body, shape=options.shape)
         else:
             recording = record(
                 options.url,
                 body,
                 recorded_from=_provenance(options.software or options.url, body),
                 api_key=_api_key(options.api_key_env),
+                shape=options.shape,
             )
         transcript = asyncio.run(recording)
         options.out.write_bytes(transcript.dump())

@@ -49,7 +49,7 @@ class Transcript:
 
     Attributes:
         recorded_from: provenance: software, version, model, date.
-        shape: wire shape of the answer, `openai` so far.
+        shape: wire shape of the answer.
         request: the JSON request that was sent, without credentials.
         status: HTTP status.
         headers: response headers with lower-case names.
@@ -152,14 +152,20 @@ def load_transcripts(folder: Path) -> dict[str, Transcript]:
     """Read all transcripts of a folder, by file name without `.jsonl`.
 
     Raises:
-        TranscriptError: one of the files is not a transcript.
+        TranscriptError: one of the files is not a transcript, or one of another shape than openai,
+            which is what the replay provider is asked in.
         OSError: the folder or a file cannot be read.
     """
-    return {
-        path.name.removesuffix(_SUFFIX): Transcript.parse(path.read_bytes(), str(path))
-        for path in sorted(folder.iterdir())
-        if path.name.endswith(_SUFFIX)
-    }
+    found: dict[str, Transcript] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.endswith(_SUFFIX):
+            transcript = Transcript.parse(path.read_bytes(), str(path))
+            if transcript.shape != "openai":
+                raise TranscriptError(
+                    f"{path} has the shape {transcript.shape}; only openai can be replayed"
+                )
+            found[path.name.removesuffix(_SUFFIX)] = transcript
+    return found
 
 
 class ReplayUpstream:

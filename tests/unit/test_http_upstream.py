@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from encoders.shapes import SHAPES
 from relay.errors import UpstreamTruncated
 from relay.upstreams.base import UpstreamRequest
 from relay.upstreams.http import HttpUpstream
@@ -55,6 +56,17 @@ async def upstream_of(closer: Closer) -> AsyncIterator[HttpUpstream]:
         await upstream.close()
         server.close()
         await server.wait_closed()
+
+
+async def test_a_configured_header_takes_the_place_of_the_shapes() -> None:
+    """M5: names are equal in any case, so that none is sent twice."""
+    shape = SHAPES["anthropic"]
+    upstream = HttpUpstream(
+        "fake", "http://h", shape=shape, api_key="sk", headers={"Anthropic-Version": "2030-01-01"}
+    )
+    sent = {name.lower(): value for name, value in upstream._headers.items()}
+    assert len(sent) == len(upstream._headers)
+    assert (sent["anthropic-version"], sent["x-api-key"]) == ("2030-01-01", "sk")
 
 
 async def ask(upstream: HttpUpstream) -> int:

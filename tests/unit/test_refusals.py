@@ -69,6 +69,55 @@ def test_a_refused_credential_is_not_the_clients_business() -> None:
     assert "sk-" not in refuse(401, {"error": {"message": "Incorrect key: sk-ab**cd"}}).message
 
 
+ANTHROPIC = {"type": "error", "request_id": "req_1"}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "message", "told"),
+    [
+        (400, "invalid_request_error", "messages: at least one", (400, "invalid_request")),
+        (413, "request_too_large", "Request exceeds the maximum size", (413, "invalid_request")),
+        (404, "not_found_error", "model: x", (404, "model_not_found")),
+        (401, "authentication_error", "invalid x-api-key", (502, "provider_credentials")),
+        (402, "billing_error", "pay", (502, "provider_credentials")),
+        (403, "permission_error", "no", (502, "provider_credentials")),
+        (429, "rate_limit_error", "slow down", (429, "rate_limit_exceeded")),
+        (500, "api_error", "Internal server error", (502, "upstream_error")),
+        (504, "timeout_error", "took too long", (502, "upstream_error")),
+        (529, "overloaded_error", "Overloaded", (503, "upstream_unavailable")),
+    ],
+)
+def test_errors_of_anthropics(status: int, kind: str, message: str, told: tuple[int, str]) -> None:
+    """M1.2, M3.2: in its envelope, also where it comes with status 200."""
+    body = {**ANTHROPIC, "error": {"type": kind, "message": message}}
+    error = refuse(status, body)
+    assert (error.status, error.code) == told
+    assert (message in error.message) is (told[1] != "provider_credentials")
+    assert error.raw == body
+    if status < 500 and told[1] != "provider_credentials" and status != 429:
+        assert error.type == kind
+    late = error_in_success("fake", json.dumps(body).encode(), redactor=Redactor())
+    assert late is not None
+    assert (late.status, late.code) == told
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing",
+        "You have reached your specified API usage limits. You will regain access on 2026-12-01",
+        "This organization has been disabled.",
+    ],
+)
+def test_an_account_that_cannot_pay_is_not_the_clients_fault(message: str) -> None:
+    """M1.2: Anthropic says 400 to it; another candidate may serve."""
+    error = refuse(
+        400, {**ANTHROPIC, "error": {"type": "invalid_request_error", "message": message}}
+    )
+    assert (error.status, error.code, error.fails_over) == (502, "provider_credentials", True)
+    assert message not in error.message
+
+
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [

@@ -306,6 +306,21 @@ async def test_recording_keeps_borders_times_and_the_ending(end: str) -> None:
     assert Transcript.parse(recording.dump(), "x") == recording
 
 
+async def test_another_shape_is_recorded_in_its_own_words_and_not_replayed(tmp_path: Path) -> None:
+    """The replay provider is asked in OpenAI's words, and would answer in others."""
+    seen: list[bytes] = []
+    async with provider(b"event: ping\ndata: {}\n\n", end="eof", seen=seen) as url:
+        recording = await record(
+            url, {"model": "m"}, recorded_from="a test", api_key="sk-hidden", shape="anthropic"
+        )
+    assert seen[0].startswith(b"POST /v1/messages ")
+    assert b"x-api-key: sk-hidden" in seen[0].lower()
+    assert recording.shape == "anthropic"
+    (tmp_path / "m.jsonl").write_bytes(recording.dump())
+    with pytest.raises(TranscriptError, match=r"m\.jsonl has the shape anthropic"):
+        load_transcripts(tmp_path)
+
+
 async def test_an_answer_that_repeats_the_key_is_not_written() -> None:
     async with provider(b"invalid key sk-hid", b"den", end="eof") as url:
         with pytest.raises(ValueError, match="repeats the API key"):
