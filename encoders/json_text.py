@@ -5,7 +5,7 @@ providers send when they cut an emoji in two (the stream goes on).
 
 `Members` finds the spans of the top-level members of a JSON object without decoding values, so
 that single members can be replaced, cut out or added while every other byte stays as it was sent:
-key order, number spelling, escapes, spaces (M2.2).
+key order, number spelling, escapes, spaces (M2.2). `respell` does the same at any depth.
 """
 
 from __future__ import annotations
@@ -170,3 +170,57 @@ def edit(
             out.append(missing)
     out.append(data[spans[-1].end :])
     return b"".join(out)
+
+
+def elements(data: bytes) -> list[tuple[int, int]]:
+    """Return where each element of the JSON array in `data` begins and ends, spaces excluded.
+
+    The caller has parsed `data` already.
+    """
+    found: list[tuple[int, int]] = []
+    depth = 0
+    start = -1
+    for match in _TOKEN.finditer(data):
+        token = data[match.start()]
+        if token in b"{[":
+            depth += 1
+            if depth == 1:
+                start = _skip_space(data, match.end())
+        elif depth == 1 and token in b",]":
+            stop = match.start()
+            while stop > start and data[stop - 1] in _SPACE:
+                stop -= 1
+            if stop > start:
+                found.append((start, stop))
+            start = _skip_space(data, match.end())
+            depth -= token != _COMMA
+        else:
+            depth -= token in b"}]"
+    return found
+
+
+def respell(data: bytes, old: Any, new: Any) -> bytes:
+    """Encode `new` with the bytes of `data` for all that did not change.
+
+    Args:
+        data: JSON. old: the same, parsed.
+    """
+    if old == new:
+        return data
+    if isinstance(old, dict) and isinstance(new, dict):
+        spans = members(data)
+        values = {
+            span.key: respell(data[span.value_start : span.end], old[span.key], new[span.key])
+            for span in spans
+            if span.key in new
+        }
+        values |= {key: dumps(value) for key, value in new.items() if key not in old}
+        return edit(data, spans, values=values, cut=frozenset(old.keys() - new.keys()))
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        out: list[bytes] = []
+        at = 0
+        for (start, stop), before, after in zip(elements(data), old, new, strict=True):
+            out += (data[at:start], respell(data[start:stop], before, after))
+            at = stop
+        return b"".join([*out, data[at:]])
+    return dumps(new)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from encoders import openai
 from encoders.chunk_frame import ChunkFrame
-from encoders.json_text import Member, dumps, edit, loads, members
+from encoders.json_text import Member, dumps, edit, loads, members, respell
 from encoders.openai_healing import ChoiceHealer
 from encoders.openai_whole import ChunkAggregator
 from encoders.text_counter import TextCounter
@@ -138,7 +138,8 @@ class ChunkRewriter:
         self._observe_choices(choices)
         before: list[dict[str, Any]] = []
         if self._healer.heal(choices, before):
-            inside = dumps(choices)[1:-1]
+            sent = b"[%b]" % inside
+            inside = respell(sent, loads(sent), choices)[1:-1]
         out += [openai.chunk(self.identity, [choice]) for choice in before]
         out += (self._frame.pre, inside, self._frame.post)
         return True
@@ -156,7 +157,13 @@ class ChunkRewriter:
         return out + self._healer.flush()
 
     def closing(self) -> bytes:
-        """What precedes `[DONE]` on a stream that completed: the usage chunk, if asked (M2.4)."""
+        """What precedes `[DONE]` on a stream that completed: calls that nothing else completed
+        (M2.6), and the usage chunk, if asked (M2.4).
+        """
+        calls = [openai.chunk(self.identity, [choice]) for choice in self._healer.close()]
+        return b"".join(calls) + self._usage_chunk()
+
+    def _usage_chunk(self) -> bytes:
         if not self._include_usage:
             return b""
         if self._usage_event is None and self._raw_usage is not None:
@@ -254,8 +261,12 @@ class ChunkRewriter:
         before: list[dict[str, Any]] = []
         if not isinstance(choices, list):
             values["choices"] = b"[]"  # null or absent; clients iterate over it
-        elif self._healer.heal(choices, before) or self._normalizer is not None:
+        elif self._normalizer is not None:
+            self._healer.heal(choices, before)
             values["choices"] = dumps(choices)
+        elif self._healer.heal(choices, before):
+            sent = [data[span.value_start : span.end] for span in spans if span.key == "choices"]
+            values["choices"] = respell(sent[-1], loads(sent[-1]), choices)
             learn = False
         out += [openai.chunk(self.identity, [choice]) for choice in before]
         cut = _USAGE if self._cut_null_usage and "usage" in chunk else _NONE
@@ -330,6 +341,8 @@ class ChunkCollector(ChunkRewriter):
         return b""
 
     def closing(self) -> bytes:
+        for choice in self._healer.close():
+            self._aggregator.add({"choices": [choice]})
         return b""
 
     def result(self) -> bytes:

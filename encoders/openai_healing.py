@@ -77,6 +77,15 @@ class ChoiceHealer:
             for call in slots.flush()
         ]
 
+    def close(self) -> list[dict[str, Any]]:
+        """Complete calls without arguments where the stream completed without a finish_reason."""
+        return [
+            made_choice(index, {"tool_calls": [call]})
+            for index, slots in self._slots.items()
+            if index not in self.ended
+            for call in slots.end(complete=True)
+        ]
+
     def _heal(self, choice: dict[str, Any], before: list[dict[str, Any]]) -> bool:
         index = choice_index(choice)
         delta = choice.get("delta")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoders.json_text import NotAnObject, dumps, edit, loads, members
+from encoders.json_text import NotAnObject, dumps, edit, elements, loads, members, respell
 
 keys = st.sampled_from(["model", "provider", "usage", "choices", "a", 'q"uote', "back\\slash", "ü"])
 scalars = st.none() | st.booleans() | st.integers() | st.text() | st.just(1e30)
@@ -40,6 +40,30 @@ def test_members_are_those_of_the_object(value: dict[str, Any], spelling: dict[s
     for span in spans:
         assert json.loads(data[span.value_start : span.end]) == value[span.key]
         assert json.loads(b"{" + data[span.start : span.end] + b"}") == {span.key: value[span.key]}
+
+
+@given(st.lists(values, max_size=5), spellings)
+def test_elements_are_those_of_the_array(value: list[Any], spelling: dict[str, Any]) -> None:
+    data = spell(value, spelling)
+    assert [json.loads(data[start:end]) for start, end in elements(data)] == value
+
+
+@given(values, values, spellings)
+def test_respell_means_the_new_value(old: Any, new: Any, spelling: dict[str, Any]) -> None:
+    data = spell(old, spelling)
+    assert json.loads(respell(data, json.loads(data), new)) == new
+
+
+def test_respell_keeps_the_bytes_of_what_did_not_change() -> None:
+    data = b'[ {"a": 1.0, "b" : [ "\\u00fc", {"c":1e400}, -0.0 ], "d":"\\/"} , [1.50] ]'
+    old = loads(data)
+    assert respell(data, old, loads(data)) == data
+    new = loads(data)
+    new[0]["b"][1] = {"c": 5, "x": None}
+    del new[0]["d"]
+    assert respell(data, old, new) == (
+        b'[ {"a": 1.0, "b" : [ "\\u00fc", {"c":5,"x":null}, -0.0 ]} , [1.50] ]'
+    )
 
 
 @given(

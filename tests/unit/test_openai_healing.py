@@ -271,6 +271,23 @@ def test_identity_is_waited_for_up_to_a_bound() -> None:
     assert [arguments for _, _, arguments in got.calls] == ["".join(parts)]
 
 
+@pytest.mark.parametrize("collected", [True, False])
+def test_an_empty_call_is_completed_by_done_too(collected: bool) -> None:
+    """`[DONE]` without a finish_reason is a normal end; one that broke off has no `closing`."""
+    bound = 100_000 if collected else None
+    translator = SHAPE.translator(identity(), StreamWants(collect_bytes_max=bound))
+    out: list[bytes] = []
+    for item in [FIRST, chunk({"tool_calls": [whole(0, "a", "f", "")]})]:
+        translator.rewrite(compact(item), out)
+    out += [translator.flush(), translator.closing()]
+    if collected:
+        (choice,) = json.loads(translator.result())["choices"]
+        assert choice["message"]["tool_calls"][0]["function"]["arguments"] == "{}"
+    else:
+        parts = [json.loads(e.data) for e in SseDecoder().feed(b"".join(out))]
+        assert assembled(parts)[0].calls == [("a", "f", "{}")]
+
+
 def test_an_empty_call_in_the_finish_chunk_is_completed_there() -> None:
     events = told([FIRST, chunk({"tool_calls": [whole(0, "a", "f", "")]}, "tool_calls")])
     assert len(events) == 2
@@ -340,6 +357,53 @@ def test_right_tool_deltas_keep_their_bytes() -> None:
     sent.append(b'{"model":"up","choices":[{"delta":{},"finish_reason":"tool_calls","index":0}]}')
     expected = [item.replace(b'"up"', b'"test/model","provider":"fake"') for item in sent]
     assert told(sent) == expected
+
+
+# What a healed chunk must keep: spelling, spaces, order, members nobody knows.
+REST: Final = (
+    rb'"content" : "\u00fc\/\ud83d","logprobs":{"content":[{"logprob":-1.0E-05}, {}]},"n":1e400 ,'
+    rb'"k":12345678901234567890123'
+)
+HEALED: Final[dict[str, tuple[bytes, bytes]]] = {
+    "a repeated role": (b'"role":"assistant", ', b""),
+    "an index that is wrong": (
+        b'"tool_calls":[ {"index": 7, "function": {"arguments":"\\u00fc"}, "x":1.0} ],',
+        b'"tool_calls":[ {"index": 0, "function": {"arguments":"\\u00fc"}, "x":1.0} ],',
+    ),
+    "an index that is missing": (
+        b'"tool_calls":[{"function":{"arguments":"\\/"}}],',
+        b'"tool_calls":[{"function":{"arguments":"\\/"},"index":0}],',
+    ),
+    "identity again": (
+        b'"tool_calls":[{"id":"a","index":7,"x":[1.0,2],"type":"function",'
+        b'"function":{"name":"f","arguments":"\\u0041"}}],',
+        b'"tool_calls":[{"index":0,"x":[1.0,2],"function":{"arguments":"\\u0041"}}],',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEALED)
+@pytest.mark.parametrize("behind", [b"", b', {"index":1,"delta":{"content":"\\u00e4"},"z":-0.0} '])
+def test_a_healed_chunk_keeps_all_other_bytes(name: str, behind: bytes) -> None:
+    """M2.2: only what was wrong is spelled anew."""
+    wrong, right = HEALED[name]
+    frame = b'{"z":1.0,"model":"up","choices":[ {"delta":{%s%s},"index":0,"n":1.50}%s]}'
+    start = [
+        chunk({"role": "assistant", "tool_calls": [whole(7, "a", "f", "")]}),
+        chunk({"role": "assistant"}, index=1),
+    ]
+    events = told([*start, frame % (wrong, REST, behind)], choices=2)
+    served = frame.replace(b'"up"', b'"test/model","provider":"fake"')
+    assert events[-1] == served % (right, REST, behind)
+
+
+def test_a_wrong_finish_reason_is_all_that_changes() -> None:
+    frame = (
+        b'{"model":"up","choices":[{"delta":{"content":"\\u00fc"},"finish_reason": %s, "n":1.0}]}'
+    )
+    events = told([FIRST, frame % b'""'])
+    served = frame.replace(b'"up"', b'"test/model","provider":"fake"')
+    assert events[-1] == served % b"null"
 
 
 arguments = st.text(alphabet='{}[]":,\\ax1 ', max_size=12)
