@@ -209,10 +209,13 @@ class ShapeTranslator:
         native: str | None = None,
     ) -> None:
         """Emit or collect one chunk."""
+        self._put(_choice_of(delta, index, reason, native), out)
+
+    def _put(self, choice: dict[str, Any], out: list[bytes]) -> None:
+        """Emit or collect one chunk, given its choice."""
         if self._aggregator is None:
-            out.append(self._chunk(delta, index, reason, native))
+            out.append(openai.chunk(self.identity, [choice]))
             return
-        choice = _choice_of(delta, index, reason, native)
         self._bytes_left -= len(dumps(choice))
         if self._bytes_left < 0:
             raise ReplyTooLarge("the reply is too large to be collected")

@@ -52,6 +52,12 @@ def refusal(
     said = error.message if error else ""
     if status == 400 and any(fault in said.lower() for fault in _ACCOUNT_FAULTS):
         status = 402
+    if status in _OUR_CREDENTIAL or (error and error.bad_credential):
+        return ProviderCredentials(
+            f"{provider} refused the gateway's own credential (status {status}); "
+            "the operator must fix that provider's api_key or account",
+            raw=raw,
+        )
     if status in _CLIENT_FAULT:
         hint = "; is its base_url right?" if status == 404 else ""
         return UpstreamRefused(
@@ -63,13 +69,9 @@ def refusal(
             raw=raw,
         )
     wait = retry_after_s(headers, now)
+    if wait is None and error and error.retry_after:
+        wait = retry_after_s({"retry-after": error.retry_after}, now)
     message = f"{provider} answered {status}" + (f": {said}" if said else "")
-    if status in _OUR_CREDENTIAL:
-        return ProviderCredentials(
-            f"{provider} refused the gateway's own credential (status {status}); "
-            "the operator must fix that provider's api_key or account",
-            raw=raw,
-        )
     if status == 429:
         return UpstreamRateLimited(message, raw=raw, retry_after_s=wait)
     if status in _BUSY:

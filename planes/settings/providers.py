@@ -22,7 +22,6 @@ from planes.settings.base import (
 )
 
 Shape = Literal["openai", "anthropic", "gemini"]
-SERVED_SHAPES: frozenset[Shape] = frozenset({"openai", "anthropic"})
 NO_KEY = "api_key is empty"
 
 
@@ -74,10 +73,10 @@ class Reading(Section):
 class HttpProvider(Reading):
     """A service on the network."""
 
-    shape: Shape = Field(description="The wire that it speaks; gemini is not served yet.")
+    shape: Shape = Field(description="The wire that it speaks (M5).")
     base_url: HttpUrl = Field(
-        description="http(s) URL to which the shape's route is appended: /chat/completions, or "
-        "/v1/messages (its version may stand in the URL)."
+        description="http(s) URL to which the shape's route is appended: /chat/completions, "
+        "/v1/messages or /v1beta/models/… (the last two's version may stand in the URL)."
     )
     api_key: ApiKey = Field(
         default=None,
@@ -95,7 +94,7 @@ class HttpProvider(Reading):
     @field_validator("base_url")
     @classmethod
     def _is_a_base(cls, value: str) -> str:
-        for route in ("/chat/completions", "/messages"):
+        for route in ("/chat/completions", "/messages", "/models"):
             if value.endswith(route):
                 raise complaint(f"must be cut before {route}: that is appended to it")
         return value
@@ -106,8 +105,6 @@ class HttpProvider(Reading):
         empty = self.api_key is not None and not self.api_key.get_secret_value()
         if empty and not is_loopback(self.base_url):
             return NO_KEY
-        if self.shape not in SERVED_SHAPES:
-            return "its shape is not served yet"
         return None
 
 
