@@ -113,7 +113,7 @@ class Messages:
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(function, dict) or not isinstance(name, str):
             raise Untranslatable("Gemini knows only calls of functions", param=path)
-        said: dict[str, Any] = {"name": name, "args": _arguments(function.get("arguments"), path)}
+        said: dict[str, Any] = {"name": name, "args": _arguments(function.get("arguments"))}
         call_id = call.get("id")
         if isinstance(call_id, str) and call_id:
             self._names[call_id] = name
@@ -142,19 +142,19 @@ class Messages:
         return {"functionResponse": result}
 
 
-def _arguments(arguments: object, path: str) -> dict[str, Any]:
-    """The object in the text of a call's arguments; none is an empty one."""
+def _arguments(arguments: object) -> dict[str, Any]:
+    """The object in the text of a call's arguments; none is an empty one.
+
+    Models make calls that are no JSON object, or are cut off in it: those are kept as they are
+    under a name, for the conversation has to go on.
+    """
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
     try:
         value = loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         value = None
-    if not isinstance(value, dict):
-        raise Untranslatable(
-            "the arguments of a call must be a JSON object", param=f"{path}.function.arguments"
-        )
-    return value
+    return value if isinstance(value, dict) else {"arguments": arguments}
 
 
 def _response(text: str) -> dict[str, Any]:

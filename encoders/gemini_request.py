@@ -44,7 +44,7 @@ _DROPPED: Final = frozenset(
     {
         "model", "stream", "stream_options", "parallel_tool_calls", "user", "metadata",
         "logit_bias", "prediction", "audio", "verbosity", "safety_identifier",
-        "prompt_cache_key", "prompt_cache_retention",
+        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "moderation",
         "provider", "models", "route", "transforms", "plugins", "usage", "min_p", "top_a",
         "repetition_penalty", "session_id", "trace",
     }

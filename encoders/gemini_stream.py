@@ -246,7 +246,7 @@ class GeminiTranslator(ShapeTranslator):
         self._begin(out, index)
         annotations = self._annotations(candidate.get("groundingMetadata"), index)
         delta = {"annotations": annotations} if annotations else {}
-        self._put({"index": index, "delta": delta, "finish_reason": None, **kept}, out)
+        self._emit(delta, out, index, **kept)
 
     def _annotations(self, metadata: object, index: int) -> list[dict[str, Any]]:
         """The web pages that the answer rests on, each told once."""

@@ -217,11 +217,12 @@ async def test_parallel_calls_over_two_turns(stack: Stack) -> None:
         base_url=stack.gateway.base_url + V1, api_key=KEY, max_retries=0, timeout=20
     )
     question: Any = {"role": "user", "content": "Weather?"}
+    tools: Any = [WEATHER]
     stack.up.script(*steps)
     async with (
         client,
         client.chat.completions.stream(
-            model=SLUG, messages=[question], tools=[WEATHER], reasoning_effort="low"
+            model=SLUG, messages=[question], tools=tools, reasoning_effort="low"
         ) as stream,
     ):
         async for _ in stream:

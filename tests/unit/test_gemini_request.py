@@ -214,14 +214,6 @@ def test_a_content_part(part: dict[str, Any], expected: dict[str, Any]) -> None:
         ({"role": "critic", "content": "x"}, "messages.0.role"),
         ({"role": "tool", "tool_call_id": "c9", "content": "x"}, "messages.0.tool_call_id"),
         (
-            {"role": "assistant", "tool_calls": [call("c1", "f", "not JSON")]},
-            "messages.0.tool_calls.0.function.arguments",
-        ),
-        (
-            {"role": "assistant", "tool_calls": [call("c1", "f", "[1]")]},
-            "messages.0.tool_calls.0.function.arguments",
-        ),
-        (
             {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {}}]},
             "messages.0.tool_calls.0",
         ),
@@ -274,6 +266,24 @@ def test_calls_and_their_results() -> None:
         },
         {"role": "user", "parts": [{"text": "And now?"}]},
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "args"),
+    [
+        ("", {}),
+        (" ", {}),
+        (None, {}),
+        ('{"a": 1.50}', {"a": 1.5}),
+        ({"a": 1}, {"a": 1}),
+        ('{"a": ', {"arguments": '{"a": '}),
+        ("[1]", {"arguments": "[1]"}),
+    ],
+)
+def test_arguments_are_an_object(arguments: Any, args: dict[str, Any]) -> None:
+    """B42; a call that was cut off does not end the conversation."""
+    (turn,) = contents({"role": "assistant", "tool_calls": [call("c", "f", arguments)]})
+    assert turn["parts"][0]["functionCall"]["args"] == args
 
 
 @pytest.mark.parametrize(
@@ -610,6 +620,8 @@ WITHOUT_A_WORD: dict[str, Any] = {
     "safety_identifier": "s",
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
+    "prompt_cache_options": {},
+    "moderation": {},
     "provider": {"order": []},
     "models": ["x"],
     "route": "fallback",

@@ -15,6 +15,8 @@ from encoders.openai import ChunkIdentity
 from encoders.sse import SseDecoder
 from encoders.translator import Kind, NotAChunk, ReplyTooLarge, StreamWants
 from encoders.usage import TokenUsage
+from relay.upstreams.replay import Transcript
+from tests.unit.test_golden import FIXTURES, TRANSCRIPTS, VARIANTS, relayed
 
 SHAPE = GeminiShape()
 
@@ -722,6 +724,26 @@ def test_a_collected_reply_is_bounded() -> None:
 
 
 # --- properties -----------------------------------------------------------------------------------
+
+FOLDER = FIXTURES / "gemini"
+
+
+@given(
+    name=st.sampled_from(sorted(n for n, p in TRANSCRIPTS.items() if p.parent == FOLDER)),
+    wants=st.sampled_from(sorted(VARIANTS)),
+    data=st.data(),
+)
+def test_any_cut_of_any_transcript_gives_the_same_bytes(
+    name: str, wants: str, data: st.DataObject
+) -> None:
+    """Issue 4: whatever the reads."""
+    transcript = Transcript.parse(TRANSCRIPTS[name].read_bytes(), name)
+    body = b"".join(part for _, part in transcript.reads)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(body)), max_size=12)))
+    pieces = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
+    whole = relayed(transcript, [body], VARIANTS[wants])
+    assert relayed(transcript, pieces, VARIANTS[wants]) == whole
+
 
 PARTS = st.sampled_from(
     [
