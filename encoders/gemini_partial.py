@@ -1,8 +1,8 @@
 """A function call whose arguments arrive in pieces (`partialArgs`). [pure]
 
 Rule M2.6. Vertex AI sends them if it was asked to (`streamFunctionCallArguments`): the name first,
-then values by JSON path (RFC 9535), a text in several pieces. The call is told when it is complete:
-before that its arguments are no JSON object.
+then values by JSON path (RFC 9535), a text in several pieces, at the end often an empty call. It
+is told when it is complete: before that its arguments are no JSON object.
 """
 
 from __future__ import annotations
@@ -19,15 +19,22 @@ class PartialCall:
     """One call while its arguments arrive.
 
     Attributes:
-        name, call_id, signature: as told first.
+        name, call_id, signature: as told.
+        complete: whether the last piece said that none follows.
     """
 
     def __init__(self) -> None:
         self.name = ""
         self.call_id: object = None
         self.signature: object = None
+        self.complete = False
         self._args: dict[str, Any] = {}
         self._values: dict[str, Any] = {}  # by path; of a text the list of its pieces
+
+    def is_continued_by(self, call: dict[str, Any]) -> bool:
+        """Whether a `functionCall` is the next piece: it has no name, or the id of this one."""
+        call_id = call.get("id")
+        return not call.get("name") or (call_id is not None and call_id == self.call_id)
 
     def add(self, call: dict[str, Any], signature: object) -> None:
         """Take the next piece: a `functionCall`."""
@@ -36,6 +43,7 @@ class PartialCall:
             self.name = name
         self.call_id = call.get("id") or self.call_id
         self.signature = signature or self.signature
+        self.complete = not call.get("willContinue")
         args, pieces = call.get("args"), call.get("partialArgs")
         if isinstance(args, dict):
             self._args.update(args)

@@ -30,7 +30,7 @@ class GeminiShape:
 
     def url(self, base_url: str, model: str, *, stream: bool) -> str:
         """The version `v1beta` is added unless `base_url` ends in one, or in `/publishers/…`."""
-        base = base_url
+        base = base_url.removesuffix("/models")
         if not _VERSIONED.search(base) and "/publishers/" not in base:
             base += "/v1beta"
         collection = next((c for c in _COLLECTIONS if model.startswith(c)), "models/")

@@ -146,6 +146,7 @@ class GeminiTranslator(ShapeTranslator):
         if isinstance(text, str):
             if text:
                 self._go_on(index)
+                self._close_partial(index, out)
             if part.get("thought") is True:
                 self._reasoning(text, out, index)
             else:
@@ -187,18 +188,16 @@ class GeminiTranslator(ShapeTranslator):
     def _function_call(
         self, call: dict[str, Any], signature: object, index: int, out: list[bytes]
     ) -> None:
+        """A whole call, or a piece of one: then it is told when something else follows."""
         state = self._state(index)
-        named = bool(call.get("name"))
-        if named:
-            self._close_partial(index, out)  # a new call: the last one is complete
-        if not call.get("willContinue") and (named or state.partial is None):
-            self._call(call.get("name"), call.get("args"), call.get("id"), signature, index, out)
-            return
-        if state.partial is None:
+        if state.partial is None or not state.partial.is_continued_by(call):
+            self._close_partial(index, out)
+            if not call.get("willContinue") and "partialArgs" not in call:
+                args, call_id = call.get("args"), call.get("id")
+                self._call(call.get("name"), args, call_id, signature, index, out)
+                return
             state.partial = PartialCall()
         state.partial.add(call, signature)
-        if not call.get("willContinue"):
-            self._close_partial(index, out)
 
     def _close_partial(self, index: int, out: list[bytes]) -> None:
         state = self._state(index)
@@ -276,8 +275,9 @@ class GeminiTranslator(ShapeTranslator):
 
     def _end(self, index: int, reason: str, native: str, out: list[bytes]) -> None:
         """A choice has a reason to finish; the last one counts."""
-        if reason == "stop":  # any other reason may have cut a call
-            self._close_partial(index, out)
+        partial = self._state(index).partial
+        if partial is not None and (reason == "stop" or partial.complete):
+            self._close_partial(index, out)  # any other reason may have cut it
         self._begin(out, index).ended = True
         self._ends[index] = reason, native
 

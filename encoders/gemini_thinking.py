@@ -22,9 +22,11 @@ _VERSION: Final = re.compile(r"(?:^|/)gemini-(\d+)")
 
 
 def has_levels(model: str) -> bool:
-    """Whether the model is a Gemini 3 or later, by its name."""
+    """Whether the model is a Gemini 3 or later, by its name; `gemini-…-latest` is one."""
     match = _VERSION.search(model)
-    return match is not None and int(match[1]) >= 3
+    if match is None:
+        return "gemini-" in model and model.endswith("-latest")
+    return int(match[1]) >= 3
 
 
 def thinking_config(body: Mapping[str, Any], model: str) -> dict[str, Any] | None:

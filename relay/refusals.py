@@ -24,11 +24,13 @@ _CLIENT_FAULT: Final = frozenset({400, 404, 413, 422})
 _OUR_CREDENTIAL: Final = frozenset({401, 402, 403})
 _BUSY: Final = frozenset({503, 529})
 _RAW_BYTES_MAX: Final = 2000
-# A 400 that is the operator's to mend: Anthropic has no status and no code for these.
+# A 400 that is the operator's to mend: Anthropic and Google have no code of its own for these.
 _ACCOUNT_FAULTS: Final = (
     "credit balance is too low",
     "reached your specified api usage limits",
     "organization has been disabled",
+    "user location is not supported",
+    "free tier is not available",
 )
 
 

@@ -94,7 +94,7 @@ class HttpProvider(Reading):
     @field_validator("base_url")
     @classmethod
     def _is_a_base(cls, value: str) -> str:
-        for route in ("/chat/completions", "/messages", "/models"):
+        for route in ("/chat/completions", "/messages"):
             if value.endswith(route):
                 raise complaint(f"must be cut before {route}: that is appended to it")
         return value

@@ -155,10 +155,19 @@ async def test_a_stream(stack: Stack, base: str) -> None:
     )  # fmt: skip
 
 
-async def test_a_base_url_with_a_version(stack: Stack) -> None:
-    await stack.ask(Send(sent(*HELLO)), model="versioned/tunedModels/a b")
-    path = "/v1alpha/tunedModels/a%20b:streamGenerateContent?alt=sse"
-    assert (await stack.request()).path == path
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ("tunedModels/a b", "tunedModels/a%20b"),
+        ("odd/na%2Fme?é#", "models/odd%2Fna%252Fme%3F%C3%A9%23"),
+        ("../x", "models/..%2Fx"),
+    ],
+)
+async def test_a_base_url_with_a_version(stack: Stack, model: str, path: str) -> None:
+    """And names that are no part of a path arrive as they are."""
+    await stack.ask(Send(sent(*HELLO)), model=f"versioned/{model}")
+    asked = await stack.request()
+    assert asked.path == f"/v1alpha/{path}:streamGenerateContent?alt=sse"
 
 
 WHOLE: Final = response(

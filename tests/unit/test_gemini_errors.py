@@ -55,6 +55,13 @@ def test_a_bad_key_is_the_operators_to_mend(status: int, reason: str) -> None:
     assert (error.status, error.code, error.fails_over) == (502, "provider_credentials", True)
 
 
+def test_a_place_that_google_does_not_serve_is_the_operators_too() -> None:
+    answer = body(400, "FAILED_PRECONDITION")
+    assert refuse(400, answer).code == "FAILED_PRECONDITION"  # as for a file that is not ready
+    answer["error"]["message"] = "User location is not supported for the API use."
+    assert refuse(400, answer).code == "provider_credentials"
+
+
 def test_another_reason_is_not_about_the_key() -> None:
     error = refuse(400, body(400, "INVALID_ARGUMENT", info("FIELD_INVALID")))
     assert (error.status, error.fails_over) == (400, False)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from encoders.gemini_request import gemini_request
 from encoders.gemini_schema import gemini_schema
 from encoders.gemini_shape import GeminiShape
+from encoders.gemini_thinking import has_levels
 from encoders.shape import Untranslatable
 
 MODEL = "gemini-2.5-flash"
@@ -65,6 +66,7 @@ HOST = "https://generativelanguage.googleapis.com"
         (f"{HOST}/v1beta", "gemini-2.5-flash", f"{HOST}/v1beta/models/gemini-2.5-flash"),
         (f"{HOST}/v1", "models/x", f"{HOST}/v1/models/x"),
         (f"{HOST}/v1alpha", "x", f"{HOST}/v1alpha/models/x"),
+        (f"{HOST}/v1beta/models", "x", f"{HOST}/v1beta/models/x"),
         ("http://proxy/gemini", "x", "http://proxy/gemini/v1beta/models/x"),
         ("http://proxy/v1/gemini", "x", "http://proxy/v1/gemini/v1beta/models/x"),
         (
@@ -573,6 +575,24 @@ def test_reasoning_effort(effort: str, flash: int, pro: int, flash_3: str, pro_3
     for model, level in ((MODEL_3, flash_3), ("gemini-3.1-pro-preview", pro_3)):
         expected_3 = {"thinkingLevel": level, "includeThoughts": show}
         assert thinking(model, reasoning={"effort": effort}) == expected_3
+
+
+@pytest.mark.parametrize(
+    ("model", "levels"),
+    [
+        ("gemini-3-pro-preview", True),
+        ("models/gemini-3.1-flash-lite", True),
+        ("google/gemini-12-ultra", True),
+        ("gemini-flash-latest", True),
+        ("gemini-1.5-flash-latest", False),
+        ("gemini-2.5-pro", False),
+        ("gemma-3-27b-it", False),
+        ("not-gemini-3", False),
+        ("gpt-latest", False),
+    ],
+)
+def test_models_with_levels(model: str, levels: bool) -> None:
+    assert has_levels(model) is levels
 
 
 @pytest.mark.parametrize(

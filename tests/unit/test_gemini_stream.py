@@ -264,10 +264,30 @@ def test_arguments_in_pieces() -> None:
         "days": [{"n": 1}, {"n": False}],
         "none": None,
     }
-    # a whole call follows; the end of the answer closes one too, but not a cut
+    # a text or a whole call follows; the end of the answer closes one too, but not a cut
     assert [n for _, n, _ in calls(*events, event(called("g")), event(finish="STOP"))] == ["f", "g"]
     assert len(calls(*events, event(finish="STOP"))) == 1
+    said = deltas(*events, event(text("Done.")), event(finish="STOP"))
+    assert [sorted(delta) for delta in said] == [["tool_calls"], ["tool_calls"], ["content"]]
     assert calls(*events, event(finish="MAX_TOKENS")) == []
+    assert len(calls(*events, event({"functionCall": {}}), event(finish="MAX_TOKENS"))) == 1
+
+
+def test_pieces_of_two_calls() -> None:
+    """Told apart by their names; an id that is repeated continues its call."""
+    first = [piece("$.a", stringValue="x", willContinue=True)]
+    more = [piece("$.a", stringValue="y")]
+    events = [
+        event({"functionCall": {"name": "f", "id": "i", "partialArgs": first}}),
+        event({"functionCall": {"name": "f", "id": "i", "partialArgs": more}}),
+        event({"functionCall": {"name": "f", "partialArgs": more, "willContinue": True}}),
+        event({"functionCall": {"partialArgs": more}, "thoughtSignature": "S"}),
+        event({"functionCall": {"partialArgs": [piece("$.n", nullValue=None)]}}),
+    ]
+    (one, _, args), (two, _, others) = calls(*events, event(finish="STOP"))
+    assert (one, args) == ("i", '{"a":"xy"}')
+    assert (two, others) == ("call_chatcmpl-ours_0_1", '{"a":"yy","n":null}')
+    assert '"thought_signature": "S"' in json.dumps(deltas(*events, event(finish="STOP")))
 
 
 # --- ends -----------------------------------------------------------------------------------------
