@@ -35,13 +35,15 @@ _REASONS: Final = {
     ),
 }  # fmt: skip
 _UNSPECIFIED: Final = frozenset({"FINISH_REASON_UNSPECIFIED", "BLOCKED_REASON_UNSPECIFIED"})
-_COUNTS: Final = (
-    "promptTokenCount",
-    "toolUsePromptTokenCount",
-    "candidatesTokenCount",
-    "thoughtsTokenCount",
-    "cachedContentTokenCount",
-    "totalTokenCount",
+_COUNTS: Final = frozenset(
+    {
+        "promptTokenCount",
+        "toolUsePromptTokenCount",
+        "candidatesTokenCount",
+        "thoughtsTokenCount",
+        "cachedContentTokenCount",
+        "totalTokenCount",
+    }
 )
 # Fields of a candidate that travel in a chunk's choice as they are.
 _KEPT: Final = {
@@ -50,6 +52,7 @@ _KEPT: Final = {
     "urlContextMetadata": "url_context_metadata",
     "finishMessage": "native_finish_message",
 }
+_BESIDE_PARTS: Final = frozenset({*_KEPT, "logprobsResult"})
 # What a part may have besides what it is.
 _BESIDE: Final = frozenset({"thought", "thoughtSignature", "text", "functionCall"})
 _END_BYTES: Final = 1024
@@ -73,9 +76,9 @@ class GeminiTranslator(ShapeTranslator):
 
     def __init__(self, identity: ChunkIdentity, wants: StreamWants) -> None:
         super().__init__(identity, wants)
+        self._counts: dict[str, int] = {}
         self._states: dict[int, _State] = {}
         self._ends: dict[int, tuple[str, str]] = {}  # in OpenAI's words and in Gemini's
-        self._counts: dict[str, int] = {}
         self._identified = False
         self._ends_early = False  # a choice went on after it had a reason to finish
 
@@ -200,12 +203,12 @@ class GeminiTranslator(ShapeTranslator):
         state.partial.add(call, signature)
 
     def _close_partial(self, index: int, out: list[bytes]) -> None:
-        state = self._state(index)
+        state = self._states.get(index)
+        if state is None or state.partial is None:
+            return
         partial, state.partial = state.partial, None
-        if partial is not None:
-            self._call(
-                partial.name, partial.arguments, partial.call_id, partial.signature, index, out
-            )
+        name, args = partial.name, partial.arguments
+        self._call(name, args, partial.call_id, partial.signature, index, out)
 
     def _call(
         self,
@@ -236,9 +239,10 @@ class GeminiTranslator(ShapeTranslator):
     # --- what stands beside the parts --------------------------------------------------------
 
     def _metadata(self, candidate: dict[str, Any], index: int, out: list[bytes]) -> None:
+        if _BESIDE_PARTS.isdisjoint(candidate):
+            return
         kept = {ours: candidate[key] for key, ours in _KEPT.items() if candidate.get(key)}
-        logprobs = _logprobs(candidate.get("logprobsResult"))
-        if logprobs:
+        if logprobs := _logprobs(candidate.get("logprobsResult")):
             kept["logprobs"] = {"content": logprobs}
         if not kept:
             return
@@ -263,12 +267,13 @@ class GeminiTranslator(ShapeTranslator):
 
     def _count(self, metadata: object) -> bool:
         """Read usage: each event repeats the counts so far, or only some of them (M2.4)."""
-        found = {key: token_count(metadata, key) for key in _COUNTS}
-        counts = {key: count for key, count in found.items() if count is not None}
-        if not counts:
+        if not isinstance(metadata, dict) or _COUNTS.isdisjoint(metadata):
             return False
-        self._counts |= counts
-        self._observe(_usage(self._counts))
+        for key in metadata:
+            if key in _COUNTS and (count := token_count(metadata, key)) is not None:
+                self._counts[key] = count
+        if self._counts:
+            self.usage = _usage(self._counts)
         return True
 
     # --- ends --------------------------------------------------------------------------------
