@@ -42,6 +42,8 @@ class ErrorBody:
     Attributes:
         status: an HTTP status carried in `code`, as OpenRouter does, or meant by an error type of
             Anthropic's; None if there is none.
+        bad_credential: whether it is about our key, whatever its status (Google says 400).
+        retry_after: seconds to wait, as written in the body (Google's `RetryInfo`).
     """
 
     message: str
@@ -49,6 +51,8 @@ class ErrorBody:
     type: str | None
     param: str | None
     status: int | None
+    bad_credential: bool = False
+    retry_after: str | None = None
 
 
 def error_of(body: object) -> ErrorBody | None:
@@ -56,7 +60,8 @@ def error_of(body: object) -> ErrorBody | None:
 
     `{"error": {...}}`, `{"error": "text"}`, `{"object": "error", "message": ...}`,
     `{"message": ...}` and `{"detail": ...}`, also as the only element of a list; None if the reply
-    is not an error.
+    is not an error. Google's `{"error": {"code": 400, "message", "status", "details"}}` has its
+    code in `status`.
     """
     if isinstance(body, list) and len(body) == 1:
         body = body[0]
@@ -74,13 +79,36 @@ def error_of(body: object) -> ErrorBody | None:
     status = code if isinstance(code, int) and 400 <= code <= 599 else None
     if status is None and body.get("type") == "error":  # Anthropic's envelope
         status = _STATUS_OF_TYPE.get(str(error.get("type")))
+    details = _google_details(error.get("details"))
     return ErrorBody(
         message=message if isinstance(message, str) else dumps(message or error).decode(),
-        code=code if isinstance(code, str) else None,
+        code=code if isinstance(code, str) else _google_code(error.get("status")),
         type=_text(error.get("type")),
         param=_text(error.get("param")),
         status=status,
+        bad_credential=str(details.get("reason")).startswith("API_KEY_"),
+        retry_after=_seconds(details.get("retryDelay")),
     )
+
+
+def _google_code(status: object) -> str | None:
+    """The name of a google.rpc.Code, as `INVALID_ARGUMENT`."""
+    return status if isinstance(status, str) and status.isupper() and " " not in status else None
+
+
+def _google_details(details: object) -> dict[str, Any]:
+    """The fields of all `details` of a Google error (google.rpc.ErrorInfo, RetryInfo, …)."""
+    fields: dict[str, Any] = {}
+    for detail in details if isinstance(details, list) else ():
+        if isinstance(detail, Mapping):
+            fields |= detail
+    return fields
+
+
+def _seconds(duration: object) -> str | None:
+    """The number in a protobuf duration, as `37.8s`."""
+    text = duration.removesuffix("s") if isinstance(duration, str) else ""
+    return text if text.replace(".", "", 1).isdecimal() else None
 
 
 def _text(value: object) -> str | None:

@@ -211,12 +211,13 @@ class ShapeTranslator:
         index: int,
         reason: str | None = None,
         native: str | None = None,
+        **more: Any,
     ) -> None:
-        """Emit or collect one chunk."""
+        """Emit or collect one chunk; `more` are extension fields of its choice."""
         if self._aggregator is None:
-            out.append(self._chunk(delta, index, reason, native))
+            out.append(self._chunk(delta, index, reason, native, **more))
             return
-        choice = _choice_of(delta, index, reason, native)
+        choice = _choice_of(delta, index, reason, native) | more
         self._bytes_left -= len(dumps(choice))
         if self._bytes_left < 0:
             raise ReplyTooLarge("the reply is too large to be collected")
@@ -228,8 +229,9 @@ class ShapeTranslator:
         index: int,
         reason: str | None = None,
         native: str | None = None,
+        **more: Any,
     ) -> bytes:
-        return openai.chunk(self.identity, [_choice_of(delta, index, reason, native)])
+        return openai.chunk(self.identity, [_choice_of(delta, index, reason, native) | more])
 
     def _openai_usage(self) -> dict[str, Any] | None:
         """Usage in OpenAI's form; None if nothing was reported."""

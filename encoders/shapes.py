@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from encoders.anthropic_shape import AnthropicShape
+from encoders.gemini_shape import GeminiShape
 from encoders.openai_shape import OpenAIShape
 
 if TYPE_CHECKING:
@@ -15,5 +16,5 @@ if TYPE_CHECKING:
 
 OPENAI: Final = OpenAIShape()
 SHAPES: Final[Mapping[str, Shape]] = MappingProxyType(
-    {"openai": OPENAI, "anthropic": AnthropicShape()}
+    {"openai": OPENAI, "anthropic": AnthropicShape(), "gemini": GeminiShape()}
 )

@@ -24,11 +24,13 @@ _CLIENT_FAULT: Final = frozenset({400, 404, 413, 422})
 _OUR_CREDENTIAL: Final = frozenset({401, 402, 403})
 _BUSY: Final = frozenset({503, 529})
 _RAW_BYTES_MAX: Final = 2000
-# A 400 that is the operator's to mend: Anthropic has no status and no code for these.
+# A 400 that is the operator's to mend: Anthropic and Google have no code of its own for these.
 _ACCOUNT_FAULTS: Final = (
     "credit balance is too low",
     "reached your specified api usage limits",
     "organization has been disabled",
+    "user location is not supported",
+    "free tier is not available",
 )
 
 
@@ -52,6 +54,12 @@ def refusal(
     said = error.message if error else ""
     if status == 400 and any(fault in said.lower() for fault in _ACCOUNT_FAULTS):
         status = 402
+    if status in _OUR_CREDENTIAL or (error and error.bad_credential):
+        return ProviderCredentials(
+            f"{provider} refused the gateway's own credential (status {status}); "
+            "the operator must fix that provider's api_key or account",
+            raw=raw,
+        )
     if status in _CLIENT_FAULT:
         hint = "; is its base_url right?" if status == 404 else ""
         return UpstreamRefused(
@@ -63,13 +71,9 @@ def refusal(
             raw=raw,
         )
     wait = retry_after_s(headers, now)
+    if wait is None and error and error.retry_after:
+        wait = retry_after_s({"retry-after": error.retry_after}, now)
     message = f"{provider} answered {status}" + (f": {said}" if said else "")
-    if status in _OUR_CREDENTIAL:
-        return ProviderCredentials(
-            f"{provider} refused the gateway's own credential (status {status}); "
-            "the operator must fix that provider's api_key or account",
-            raw=raw,
-        )
     if status == 429:
         return UpstreamRateLimited(message, raw=raw, retry_after_s=wait)
     if status in _BUSY:

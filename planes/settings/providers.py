@@ -22,7 +22,6 @@ from planes.settings.base import (
 )
 
 Shape = Literal["openai", "anthropic", "gemini"]
-SERVED_SHAPES: frozenset[Shape] = frozenset({"openai", "anthropic"})
 NO_KEY = "api_key is empty"
 
 
@@ -74,10 +73,10 @@ class Reading(Section):
 class HttpProvider(Reading):
     """A service on the network."""
 
-    shape: Shape = Field(description="The wire that it speaks; gemini is not served yet.")
+    shape: Shape = Field(description="The wire that it speaks (M5).")
     base_url: HttpUrl = Field(
-        description="http(s) URL to which the shape's route is appended: /chat/completions, or "
-        "/v1/messages (its version may stand in the URL)."
+        description="http(s) URL to which the shape's route is appended: /chat/completions, "
+        "/v1/messages or /v1beta/models/… (the last two's version may stand in the URL)."
     )
     api_key: ApiKey = Field(
         default=None,
@@ -106,8 +105,6 @@ class HttpProvider(Reading):
         empty = self.api_key is not None and not self.api_key.get_secret_value()
         if empty and not is_loopback(self.base_url):
             return NO_KEY
-        if self.shape not in SERVED_SHAPES:
-            return "its shape is not served yet"
         return None
 
 

@@ -70,9 +70,11 @@ async def record(
     )
     model = str(body.get("model") or "")
     url = wire.url(base_url.rstrip("/"), model, stream=bool(body.get("stream")))
+    in_url = ("model", "stream") if shape == "gemini" else ()
+    sent = {key: value for key, value in body.items() if key not in in_url}
     async with aiohttp.ClientSession(timeout=timeout, read_bufsize=_READ_BUFFER_BYTES) as session:
         clock = _Clock()
-        async with session.post(url, json=dict(body), headers=headers) as response:
+        async with session.post(url, json=sent, headers=headers) as response:
             headers_at_ms = clock.now_ms()
             reads, end = await _read_all(response, clock)
             transcript = Transcript(

@@ -316,6 +316,7 @@ def test_an_empty_section_means_its_defaults() -> None:
         (OPENAI | {"api_key": "", "base_url": "http://localhost.evil.example"}, "api_key is empty"),
         ({"shape": "openai", "base_url": "https://h"}, None),
         (OPENAI | {"shape": "anthropic"}, None),
+        (OPENAI | {"shape": "gemini"}, None),
         (OPENAI | {"shape": "gemini", "api_key": ""}, "api_key is empty"),
         ({"kind": "local"}, None),
         ({"kind": "replay"}, None),
@@ -347,10 +348,6 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
         (
             {"providers": {"x": OPENAI, **{n: OPENAI | {"api_key": ""} for n in "abc"}}},
             "providers a, b and c are off: api_key is empty",
-        ),
-        (
-            {"providers": {"x": OPENAI, "google": OPENAI | {"shape": "gemini"}}},
-            "provider google is off: its shape is not served yet",
         ),
         (
             {"providers": {"x": OPENAI | {"idle_timeout_s": 5, "peek_first_event_s": 1}}},
