@@ -159,8 +159,7 @@ class Bench:
 
 def _client(target: Target, load: Load) -> list[str]:
     common = ["--port", str(target.port), "--model", targets.MODEL, "--key", targets.KEY]
-    rewritten = ["--rewritten"] if target.rewritten else []
-    return ["-m", "bench.client", *common, *rewritten, *load.arguments()]
+    return ["-m", "bench.client", *common, *load.arguments()]
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -29,18 +29,14 @@ _CONTENT: Final = re.compile(rb'"content":"(\d{6}) ')
 _FIRST: Final = b'"content":"000000 '
 _END: Final = b"\r\n0\r\n\r\n"
 _DONE: Final = b"data: [DONE]\n\n"
-_DATA: Final = re.compile(rb"^data: \{", re.MULTILINE)
 
 
 class WrongStream(Exception):
     """A stream was not as it must be; the text says how."""
 
 
-def check(response: bytes, chunks: int, *, rewritten: bool = False) -> None:
+def check(response: bytes, chunks: int) -> None:
     """Check one whole response.
-
-    Args:
-        rewritten: the server makes chunks of its own: only their number and the end are checked.
 
     Raises:
         WrongStream: its status, its framing, its order or its end.
@@ -52,14 +48,9 @@ def check(response: bytes, chunks: int, *, rewritten: bool = False) -> None:
         body = _dechunked(rest)
     except ValueError:
         raise WrongStream(f"the body is cut: {rest[-80:]!r}") from None
-    if rewritten:
-        lines = len(_DATA.findall(body))
-        if lines < chunks:
-            raise WrongStream(f"{lines} data lines for {chunks} chunks")
-    else:
-        seen = [int(number) for number in _CONTENT.findall(body)]
-        if seen != list(range(chunks)):
-            raise WrongStream(f"{len(seen)} chunks of {chunks}, or not in order")
+    seen = [int(number) for number in _CONTENT.findall(body)]
+    if seen != list(range(chunks)):
+        raise WrongStream(f"{len(seen)} chunks of {chunks}, or not in order")
     if body.count(_DONE) != 1 or not body.endswith(_DONE):
         raise WrongStream(f"{body.count(_DONE)} times [DONE], the end is {body[-80:]!r}")
 
@@ -157,7 +148,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     wrong = []
     for answer in answers:
         try:
-            check(bytes(answer.received), options.chunks, rewritten=options.rewritten)
+            check(bytes(answer.received), options.chunks)
         except WrongStream as error:
             wrong.append(str(error))
     firsts = sorted(a.first_after_s * 1000 for a in answers if a.first_after_s is not None)
@@ -228,7 +219,6 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gap-ms", type=float, default=0)
     parser.add_argument("--one-write", action="store_true", help="the whole answer at once")
     parser.add_argument("--ramp-s", type=float, default=0, help="over which the first ones begin")
-    parser.add_argument("--rewritten", action="store_true", help="only count the data lines")
     parser.add_argument("--hold", action="store_true", help="open them and keep them open")
     return parser.parse_args(arguments)
 

@@ -41,14 +41,12 @@ class Target:
 
     Attributes:
         slow: it gets a small part of the load, and figures are scaled.
-        rewritten: it makes chunks of its own, so that only their number is checked.
     """
 
     name: str
     port: int
     pid: int
     slow: bool = False
-    rewritten: bool = False
 
 
 class LeftOut(Exception):
