@@ -2,8 +2,8 @@
 
     python -m bench.client --port 8080 --model bench/x --streams 1000 --at-once 1000 --chunks 20
 
-Prints one JSON object. What arrives is kept as it is and checked once a stream has ended, so that
-checking takes no time from the streams that run.
+Prints one JSON object. What arrives is kept as it is and checked when all have ended, so that
+checking takes no time from the streams that run. A connection is used again, as the SDKs do.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import re
 import sys
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
@@ -21,9 +23,10 @@ import uvloop
 from bench.process import raise_file_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
 _CONTENT: Final = re.compile(rb'"content":"(\d{6}) ')
+_FIRST: Final = b'"content":"000000 '
 _END: Final = b"\r\n0\r\n\r\n"
 _DONE: Final = b"data: [DONE]\n\n"
 
@@ -41,7 +44,10 @@ def check(response: bytes, chunks: int) -> None:
     head, _, rest = response.partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200 "):
         raise WrongStream(f"{head[:60]!r}: {rest[:300]!r}")
-    body = _dechunked(rest)
+    try:
+        body = _dechunked(rest)
+    except ValueError:
+        raise WrongStream(f"the body is cut: {rest[-80:]!r}") from None
     seen = [int(number) for number in _CONTENT.findall(body)]
     if seen != list(range(chunks)):
         raise WrongStream(f"{len(seen)} chunks of {chunks}, or not in order")
@@ -61,79 +67,111 @@ def _dechunked(data: bytes) -> bytes:
         at = end + 4 + size
 
 
-class Stream(asyncio.Protocol):
-    """One request on one connection."""
+@dataclass(eq=False, slots=True)
+class Answer:
+    """What came of one request.
 
-    def __init__(self, request: bytes, ended: Callable[[], object]) -> None:
-        self.received = bytearray()
+    Attributes:
+        received: the response as it was on the wire.
+        first_after_s: from the request to the first chunk with content.
+    """
+
+    received: bytearray = field(default_factory=bytearray)
+    first_after_s: float | None = None
+
+
+class Connection(asyncio.Protocol):
+    """One connection, which asks again until `left` is empty.
+
+    Attributes:
+        begun: set when the first answer has its first content.
+        ended: set when the connection is closed.
+    """
+
+    def __init__(self, request: bytes, left: list[Answer]) -> None:
         self.begun = asyncio.Event()
-        self.first_after_s: float | None = None
+        self.ended = asyncio.Event()
         self._request = request
-        self._ended = ended
+        self._left = left
+        self._answer = Answer()
         self._asked_at = 0.0
-        self.transport: asyncio.WriteTransport | None = None
+        self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]  # uvloop's has not the ancestor
-        assert self.transport is not None
-        self._asked_at = time.monotonic()
-        self.transport.write(self._request)
+        self._transport = transport  # type: ignore[assignment]  # uvloop's has not the ancestor
+        self._ask()
 
     def data_received(self, data: bytes) -> None:
-        self.received += data
-        if self.first_after_s is None and b'"content":"000000 ' in self.received:
-            self.first_after_s = time.monotonic() - self._asked_at
+        answer = self._answer
+        answer.received += data
+        if answer.first_after_s is None and _FIRST in answer.received:
+            answer.first_after_s = time.monotonic() - self._asked_at
             self.begun.set()
-        if self.received.endswith(_END):
-            assert self.transport is not None
-            self.transport.close()
+        if answer.received.endswith(_END):
+            self._ask()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._ended()
+        self.ended.set()
+
+    def _ask(self) -> None:
+        assert self._transport is not None
+        if not self._left or _closes(self._answer.received):
+            self._transport.close()
+            return
+        self._answer = self._left.pop()
+        self._asked_at = time.monotonic()
+        self._transport.write(self._request)
+
+
+def _closes(received: bytearray) -> bool:
+    return b"\r\nconnection: close\r\n" in received.partition(b"\r\n\r\n")[0].lower() + b"\r\n"
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run all streams, `at_once` at a time, and return what came of them."""
     request = _request(options)
-    streams: list[Stream] = []
+    answers = [Answer() for _ in range(options.streams)]
+    left = answers[::-1]
 
-    async def one_after_the_other(left: list[None]) -> None:
+    async def one_after_the_other(delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
         while left:
-            left.pop()
-            ended = asyncio.Event()
-            streams.append(await _open(options.port, Stream(request, ended.set)))
-            await ended.wait()
+            connection = await _open(options.port, Connection(request, left))
+            await connection.ended.wait()
 
-    left: list[None] = [None] * options.streams
     started = time.monotonic()
     async with asyncio.TaskGroup() as group:
-        for _ in range(options.at_once):
-            group.create_task(one_after_the_other(left))
+        for number in range(options.at_once):
+            delay_s = options.ramp_s * number / options.at_once
+            group.create_task(one_after_the_other(delay_s))
     elapsed_s = time.monotonic() - started
     wrong = []
-    for stream in streams:
+    for answer in answers:
         try:
-            check(bytes(stream.received), options.chunks)
-        except (WrongStream, ValueError) as error:
+            check(bytes(answer.received), options.chunks)
+        except WrongStream as error:
             wrong.append(str(error))
-    firsts = sorted(s.first_after_s * 1000 for s in streams if s.first_after_s is not None)
+    firsts = sorted(a.first_after_s * 1000 for a in answers if a.first_after_s is not None)
     good = options.streams - len(wrong)
     return {
         "good": good,
         "wrong": wrong[:5],
         "chunks": good * options.chunks,
         "elapsed_s": round(elapsed_s, 3),
-        "ttft_ms": {p: round(firsts[len(firsts) * p // 100], 1) for p in (50, 99)}
-        if firsts
-        else {},
+        "ttft_ms": {str(p): round(_percentile(firsts, p), 2) for p in (50, 99)} if firsts else {},
     }
+
+
+def _percentile(ordered: Sequence[float], percent: int) -> float:
+    """By the nearest rank."""
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 async def hold_open(options: argparse.Namespace) -> None:
     """Open streams, print a line when each has had its first chunk, and wait to be ended."""
+    request = _request(options)
     streams = [
-        await _open(options.port, Stream(_request(options), lambda: None))
-        for _ in range(options.streams)
+        await _open(options.port, Connection(request, [Answer()])) for _ in range(options.streams)
     ]
     for stream in streams:
         await stream.begun.wait()
@@ -141,9 +179,9 @@ async def hold_open(options: argparse.Namespace) -> None:
     await asyncio.sleep(3600)
 
 
-async def _open(port: int, stream: Stream) -> Stream:
-    await asyncio.get_running_loop().create_connection(lambda: stream, "127.0.0.1", port)
-    return stream
+async def _open(port: int, connection: Connection) -> Connection:
+    await asyncio.get_running_loop().create_connection(lambda: connection, "127.0.0.1", port)
+    return connection
 
 
 def _request(options: argparse.Namespace) -> bytes:
@@ -152,7 +190,11 @@ def _request(options: argparse.Namespace) -> bytes:
         "model": options.model,
         "stream": True,
         "messages": [{"role": "user", "content": text}],
-        "bench": {"chunks": options.chunks, "gap_ms": options.gap_ms},
+        "bench": {
+            "chunks": options.chunks,
+            "gap_ms": options.gap_ms,
+            "one_write": options.one_write,
+        },
     }
     data = json.dumps(body).encode()
     lines = [
@@ -175,6 +217,8 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=200)
     parser.add_argument("--gap-ms", type=float, default=0)
+    parser.add_argument("--one-write", action="store_true", help="the whole answer at once")
+    parser.add_argument("--ramp-s", type=float, default=0, help="over which the first ones begin")
     parser.add_argument("--hold", action="store_true", help="open them and keep them open")
     return parser.parse_args(arguments)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import time
 from dataclasses import dataclass, field
@@ -311,7 +312,8 @@ async def test_while_a_plain_reply_is_not_read(
     async with gateway.client(rcvbuf=4096) as client:
         asked = await ask_through(client, up, model=AGGREGATED, stream=False)
         await asked.answered.wait()
-        await asyncio.sleep(0.2)  # it is put together and written as far as it goes
+        # Its first bytes are here, so it was put together; it is written as far as it goes.
+        await until(lambda: select.select([client.sock], [], [], 0)[0], 20, what="the reply")
         assert not aftermath.lines
         leave(client, how)
         await aftermath.no_socket_left()

@@ -43,7 +43,8 @@ async def run_node(
     Returns:
         The one JSON object that it prints.
     """
-    if not (NODE_DIR / "node_modules" / "openai" / "package.json").exists():
+    wanted = json.loads((NODE_DIR / "package.json").read_text())["dependencies"]
+    if not all((NODE_DIR / "node_modules" / name / "package.json").exists() for name in wanted):
         raise NodeMissing(
             "the npm packages of tests/node are not installed: run `scripts/test` once "
             f"(it does `{' '.join(npm_command())} ci` there)"

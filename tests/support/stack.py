@@ -26,6 +26,7 @@ from tests.support.gateway import (
     config_for,
     free_port,
 )
+from tests.support.shapes import SERVED, provider_of
 from tests.support.wire import chunks, data_events
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def config(up: FakeUpstream, mute: socket.socket) -> dict[str, Any]:
             connect_timeout_s=HEADER_TIMEOUT_S,
         ),
     }
+    base["providers"] |= {shape: provider_of(shape, up) for shape in SERVED}
     candidates = [{"provider": name, "model": "second"} for name in ("refusing", "fake")]
     base["models"]["failover/model"] = {"candidates": candidates}
     return base
