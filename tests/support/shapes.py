@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from tests.support.fake_upstream import FakeUpstream
     from tests.support.script import Step
 
-# Those that the gateway serves; `script_for` knows all three.
-SERVED: Final = ("openai",)
+# Those that the gateway serves.
+SERVED: Final = ("openai", "anthropic", "gemini")
 EVERY_SHAPE: Final = pytest.mark.parametrize("shape", SERVED)
 
 PROMPT_TOKENS: Final = 7
