@@ -17,7 +17,8 @@ VALUE_END: Final = "</parameter>"
 FUNCTION_END: Final = "</function>"
 # Bounded, so that a tag that is whole is never longer than 512.
 _NAME: Final = (
-    r"""(?:\s{0,8}=\s{0,8}|\s{1,8}name\s{0,8}=\s{0,8})(["']?)([^<>"'\s]{1,256})\1\s{0,8}>"""
+    r"""(?:[ \t\r\n]{0,8}=|[ \t\r\n]{1,8}name[ \t\r\n]{0,8}=)[ \t\r\n]{0,8}"""
+    r"""(["']?)([^<>"'\s]{1,256})\1[ \t\r\n]{0,8}>"""
 )
 HEAD: Final = re.compile("<function" + _NAME)
 PARAMETER: Final = re.compile("<parameter" + _NAME)

@@ -318,12 +318,32 @@ def test_any_chunking_of_any_answer_gives_the_same_calls_and_text(
     assert (whole.text, whole.calls) == (reader.text, reader.calls)
 
 
-@given(st.text(alphabet='<>/tool_caunipremx= "{}\n\\', max_size=60), st.data())
+tokens = st.sampled_from(
+    [
+        "<tool_call>", "</tool_call>", "<function=write>", "<function=other>", "</function>",
+        "<parameter=content>", "<parameter=n>", "</parameter>", '{"name":"f"}', "{", "}", '"',
+        "\\", "\n", "\r", " ", "x", "5", "<", ">", "<function", " name=", "\u2028",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(tokens, max_size=24).map("".join), st.data())
 def test_any_text_survives_in_any_chunking(sent: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=10)))
     reader = Reader().feed(*(sent[a:b] for a, b in itertools.pairwise([0, *cuts, len(sent)]))).end()
     whole = Reader().feed(sent).end()
     assert (whole.text, whole.calls) == (reader.text, reader.calls)
+    for state in (whole.target, reader.target):
+        assert (state.closed, state.broken) == (whole.target.closed, whole.target.broken)
+        assert state.closed + state.broken == len(whole.calls)
+    complete = 0
+    for _, arguments in whole.calls.values():
+        try:
+            json.loads(arguments)
+        except json.JSONDecodeError:
+            continue
+        complete += 1
+    assert complete == whole.target.closed
     if not whole.calls:
         assert whole.text == sent
 
