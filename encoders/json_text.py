@@ -19,6 +19,9 @@ import orjson
 # One alternative for each thing that matters at the top level; strings are skipped whole.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\],:]', re.DOTALL)
 _SPACE: Final = b" \t\n\r"
+# Larger documents are told apart without making their values.
+_SCANNED_BYTES_MAX: Final = 64 * 1024
+_value_at: Final = json.JSONDecoder(strict=False).raw_decode
 _QUOTE, _COLON, _COMMA, _CLOSE = b'":,}'
 
 
@@ -80,6 +83,16 @@ def members(data: bytes) -> list[Member]:
     """
     if data.lstrip(_SPACE)[:1] != b"{":
         raise NotAnObject("not a JSON object")
+    if len(data) <= _SCANNED_BYTES_MAX:
+        try:
+            return _scanned(data)
+        except (ValueError, IndexError, RecursionError):
+            pass  # what only a more patient reader can tell
+    return _tokenised(data)
+
+
+def _tokenised(data: bytes) -> list[Member]:
+    """`members` token by token: for large documents, and for those that nest deeply."""
     found: list[Member] = []
     depth = 0
     key = ""
@@ -106,6 +119,45 @@ def members(data: bytes) -> list[Member]:
                     break
                 return found
     raise NotAnObject("not one JSON object")
+
+
+def _scanned(data: bytes) -> list[Member]:
+    """`members` by the standard library's scanner in C.
+
+    Latin-1 has one character for each byte, and all that structures JSON is ASCII: positions in
+    the text are positions in `data`.
+    """
+    text = data.decode("latin-1")
+    found: list[Member] = []
+    at = _past_space(text, 0) + 1
+    while True:
+        start = _past_space(text, at)
+        if text[start] != '"':
+            if text[start] == "}" and not found:
+                break
+            raise NotAnObject("a member without a key")
+        _, end = _value_at(text, start)
+        at = _past_space(text, end)
+        if text[at] != ":":
+            raise NotAnObject("a member without a value")
+        value_start = _past_space(text, at + 1)
+        _, value_end = _value_at(text, value_start)
+        found.append(Member(_key_text(data[start:end]), start, value_start, value_end))
+        start = _past_space(text, value_end)
+        at = start + 1
+        if text[start] == "}":
+            break
+        if text[start] != ",":
+            raise NotAnObject("not one JSON object")
+    if data[start + 1 :].strip(_SPACE):
+        raise NotAnObject("more than one JSON object")
+    return found
+
+
+def _past_space(text: str, at: int) -> int:
+    while text[at] in " \t\n\r":
+        at += 1
+    return at
 
 
 def _member(data: bytes, key: str, start: int, value_start: int, stop: int) -> Member:
