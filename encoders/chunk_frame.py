@@ -2,8 +2,8 @@
 
 Rules M2.2 and the byte tests of M2.6. Nearly every chunk of a stream differs from the one before it
 only inside `choices`. The rest, rewritten once, is its *frame*: a chunk that fits it costs two
-comparisons and one search for the marks of M2.6; a read that holds only such chunks is spliced as
-one, its events never looked at singly.
+comparisons and one search for the marks of M2.6; a run of such chunks that bear one text each is
+spliced as one, its events never looked at singly.
 
 Why this is safe. `head` ends in the `[` of the top-level `choices`, and equal bytes up to there
 mean equal structure. `tail` begins with a `]` and holds only balanced members up to the object's
@@ -69,8 +69,8 @@ class ChunkFrame:
     """
 
     __slots__ = (
-        "_first", "_head", "_is_marked", "_last", "_lessons", "_seam", "_seam_out", "_size",
-        "_stem", "_stem_out", "_tail", "_texts", "post", "pre",
+        "_head", "_is_marked", "_lessons", "_size", "_stem", "_stem_out", "_tail", "_texts",
+        "post", "pre",
     )  # fmt: skip
 
     def __init__(self, choices: int) -> None:
@@ -79,8 +79,6 @@ class ChunkFrame:
         self.pre = self.post = b""
         self._stem = self._stem_out = b""  # the tail up to a varying last string, if it has one
         self._size = _NEVER
-        # The same around whole events, and between two of them.
-        self._first = self._last = self._seam = self._seam_out = b""
         self._texts: _TextFrame | None = None
         self._lessons = _LESSONS_MAX
 
@@ -98,8 +96,6 @@ class ChunkFrame:
         self.pre = b"data: " + rewritten[: new[0].value_start + 1]
         self.post = rewritten[new[0].end - 1 :] + b"\n\n"
         self._size = len(self._head) + len(self._tail)
-        self._first, self._last = b"data: " + self._head, self._tail + b"\n\n"
-        self._seam, self._seam_out = self._last + self._first, self.post + self.pre
         self._texts = None
         self._stem = self._stem_out = b""
         last = spans[-1]
@@ -147,54 +143,40 @@ class ChunkFrame:
         out += (self.pre, inside, self._stem_out, last, b'"}\n\n')
         return inside
 
-    def splice(self, read: bytes, counter: TextCounter) -> bytes | None:
-        """Rewrite a read that is nothing but whole events of plain chunks that fit.
-
-        Args:
-            read: bytes of the stream, beginning where an event begins.
-            counter: told what comes out.
-
-        Returns:
-            What the client gets; None if anything else is in it.
-        """
-        if self._texts is not None:
-            spliced = self._texts.splice(read, counter)
-            if spliced is not None:
-                return spliced
-        first, last = self._first, self._last
-        if not first or not read.startswith(first) or not read.endswith(last) or b"\r" in read:
-            return None
-        if len(read) <= len(first) + len(last):
-            return None
-        parts = read[len(first) : len(read) - len(last)].split(self._seam)
-        joined = b"\n".join(parts)
-        # No part has a line end, so every event is one `data:` line.
-        if joined.count(b"\n") != len(parts) - 1 or self._is_marked(joined):
-            return None
-        for part in parts:
-            if not part or (b"]" in part and _CLOSES(part)):
-                return None
-        for part in parts:
-            counter.add_bytes(part)
+    def learn_texts(self, inside: bytes) -> None:
+        """Take what stands around the text of a plain chunk, for `splice`."""
         if self._lessons:
             self._lessons -= 1
-            self._texts = _TextFrame.learned(self, parts[-1])
-        return b"%b%b%b" % (self.pre, self._seam_out.join(parts), self.post)
+            self._texts = _TextFrame.learned(self, inside)
+
+    def splice(self, events: bytes, counter: TextCounter) -> tuple[bytes, int] | None:
+        """Rewrite the first of these events, as many as are plain chunks that bear one text.
+
+        Args:
+            events: whole events as they came. counter: told what comes out.
+
+        Returns:
+            What the client gets for them and how many bytes they are; None if there is none.
+        """
+        return None if self._texts is None else self._texts.splice(events, counter)
 
 
 class _TextFrame:
     """All that stands around the texts of chunks that bear one text and nothing else that changes.
 
     What is left between is the inside of one JSON string, so no mark can stand in it.
+
+    Args:
+        before, after: the text in the data of a chunk as it comes.
+        before_out, after_out: the same in the event as it leaves.
     """
 
-    __slots__ = ("_first", "_first_out", "_last", "_last_out", "_seam", "_seam_out", "_size")
+    __slots__ = ("_after", "_after_out", "_before", "_before_out", "_seam_out")
 
-    def __init__(self, first: bytes, last: bytes, first_out: bytes, last_out: bytes) -> None:
-        self._first, self._last, self._seam = first, last, last + first
-        self._first_out, self._last_out = first_out, last_out
-        self._seam_out = last_out + first_out
-        self._size = len(first) + len(last)
+    def __init__(self, before: bytes, after: bytes, before_out: bytes, after_out: bytes) -> None:
+        self._before, self._after = before, after
+        self._before_out, self._after_out = before_out, after_out
+        self._seam_out = after_out + before_out
 
     @classmethod
     def learned(cls, frame: ChunkFrame, inside: bytes) -> _TextFrame | None:
@@ -204,22 +186,30 @@ class _TextFrame:
             return None
         before, after = around
         return cls(
-            frame._first + before, after + frame._last, frame.pre + before, after + frame.post
+            frame._head + before, after + frame._tail, frame.pre + before, after + frame.post
         )
 
-    def splice(self, read: bytes, counter: TextCounter) -> bytes | None:
+    def splice(self, events: bytes, counter: TextCounter) -> tuple[bytes, int] | None:
         """See `ChunkFrame.splice`."""
-        if not read.startswith(self._first) or not read.endswith(self._last):
+        if not events.startswith(b"data: "):
             return None
-        if len(read) < self._size:
+        before, after = self._before, self._after
+        start, end = len(before), -len(after)
+        around = start + len(after)
+        texts: list[bytes] = []
+        for data in events[6:-2].split(b"\n\ndata: "):
+            if not data.startswith(before) or not data.endswith(after) or len(data) < around:
+                break
+            texts.append(data[start:end])
+        if not texts:
             return None
-        texts = read[len(self._first) : len(read) - len(self._last)].split(self._seam)
         joined = b"".join(texts) if len(texts) > 1 else texts[0]
-        if b"\n" in joined or b"\r" in joined:
+        if b"\n" in joined or b"\r" in joined:  # not each one `data:` line
             return None
         if b"\\" in joined or b'"' in joined:
             for text in texts:
                 if (b"\\" in text or b'"' in text) and not _STRING_INSIDE(text):
                     return None
         counter.add_text(joined)
-        return b"%b%b%b" % (self._first_out, self._seam_out.join(texts), self._last_out)
+        out = b"%b%b%b" % (self._before_out, self._seam_out.join(texts), self._after_out)
+        return out, len(texts) * (around + 8) + len(joined)

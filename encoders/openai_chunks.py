@@ -101,9 +101,9 @@ class ChunkRewriter:
         """Whether every choice that was asked for has a finish_reason."""
         return len(self._healer.ended) >= self._expected_choices and self.finished
 
-    def splice(self, read: bytes) -> bytes | None:
-        """Rewrite a read that holds nothing but plain content events; None if it holds more."""
-        return self._frame.splice(read, self._counter)
+    def splice(self, events: bytes) -> tuple[bytes, int] | None:
+        """Rewrite the plain content chunks that come first."""
+        return self._frame.splice(events, self._counter)
 
     def rewrite(self, data: bytes, out: list[bytes]) -> Kind:
         """Rewrite the data of one event; append what the client gets to `out`.
@@ -121,6 +121,7 @@ class ChunkRewriter:
         elif frame.plain(inside):
             out += (frame.pre, inside, frame.post)
             self._count(inside)
+            frame.learn_texts(inside)
         elif not self._rewrite_marked(inside, out):
             return self._rewrite_parsed(data, out)
         return Kind.CHUNK

@@ -73,7 +73,7 @@ class ShapeTranslator:
     def all_finished(self) -> bool:
         return self.finished and len(self._choices) >= self._wants.choices
 
-    def splice(self, read: bytes) -> bytes | None:
+    def splice(self, events: bytes) -> tuple[bytes, int] | None:
         """Events of another shape are translated one by one."""
         return None
 

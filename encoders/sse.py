@@ -113,10 +113,12 @@ class SseDecoder:
         decoded; the rest is held.
 
         Returns:
-            None if these bytes have to be fed instead (nothing was taken): at the start of the
-            body, where CR is about, or where the bound could be passed.
+            None if these bytes have to be fed instead (nothing was taken): at a BOM, where CR is
+            about, or where the bound could be passed.
         """
         held = self._held
+        if self._start == b"" and data and data[0] != _BOM[0]:
+            self._start = None  # no BOM
         if self._start is not None or self._skip_lf or len(held) + len(data) > self._max:
             return None
         if b"\r" in data or not data:

@@ -101,14 +101,15 @@ class Translator(Protocol):
     def last_skipped(self) -> bytes:
         """The last event that was kept from the client, for error reports."""
 
-    def splice(self, read: bytes) -> bytes | None:
-        """Rewrite a read at once, without taking it apart into events.
+    def splice(self, events: bytes) -> tuple[bytes, int] | None:
+        """Rewrite a run of events at once, without looking at them singly.
 
         Args:
-            read: bytes of the body that begin where an event begins.
+            events: whole events as they came.
 
         Returns:
-            What the client gets; None if `read` has to be taken apart.
+            What the client gets for the first of them, and how many bytes these are; None if the
+            first event has to be looked at.
         """
 
     def rewrite(self, data: bytes, out: list[bytes]) -> Kind:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from relay.redact import Redactor
 
 _RAW_MAX: Final = 500
+# Runs of plain content in one read: beyond it the read is taken event by event.
+_RUNS_MAX: Final = 4
 
 
 class StreamRelay:
@@ -84,24 +86,38 @@ class StreamRelay:
         """Take the next bytes of the upstream's body; return what goes to the client."""
         if self._lifecycle.closed:
             return b""
-        failure: RelayError | None = None
+        out: list[bytes] = []
         whole = self._decoder.complete(data)
         if whole is not None:
-            spliced = self._splice(whole)
-            if spliced is not None:
-                return spliced
-            events = self._decoder.decode(whole)
-        else:
-            try:
-                events = self._decoder.feed(data)
-            except SseEventTooLarge as error:
-                events = error.events
-                failure = EventTooLarge(f"{self._provider} sent {error}")
-        out: list[bytes] = []
+            self._take_whole(whole, out)
+            return b"".join(out) if len(out) != 1 else out[0]
+        failure: RelayError | None = None
+        try:
+            events = self._decoder.feed(data)
+        except SseEventTooLarge as error:
+            events = error.events
+            failure = EventTooLarge(f"{self._provider} sent {error}")
         self._take(events, out)
         if failure is not None and not self._lifecycle.closed:
             out.append(self.fail(failure))
         return b"".join(out)
+
+    def _take_whole(self, whole: bytes, out: list[bytes]) -> None:
+        """Take whole events: runs of plain content at once, what stands between them singly."""
+        for _ in range(_RUNS_MAX):
+            run = self._splice(whole)
+            if run is not None:
+                frames, size = run
+                out.append(frames)
+                if size == len(whole):
+                    return
+                whole = whole[size:]
+            end = whole.find(b"\n\n") + 2
+            self._take(self._decoder.decode(whole[:end]), out)
+            whole = whole[end:]
+            if not whole or self._lifecycle.closed:
+                return
+        self._take(self._decoder.decode(whole), out)
 
     def eof(self) -> bytes:
         """The upstream's body ended; return the client's end of the stream."""

@@ -58,46 +58,54 @@ def one_by_one(read: bytes, target: ChunkRewriter) -> bytes:
     return b"".join(out)
 
 
-def taught(teach: bytes) -> ChunkRewriter:
-    """A rewriter that knows what stands around the texts, too."""
+def taught(chunk_of: bytes) -> ChunkRewriter:
+    """A rewriter that has seen one chunk more."""
     target = rewriter()
-    assert target.splice(teach) is not None
+    target.rewrite(chunk_of, [])
     return target
 
 
 TEACHERS: dict[str, Callable[[], ChunkRewriter]] = {
-    "frame": rewriter,
-    "texts": lambda: taught(event(text("teach"))),
-    "other texts": lambda: taught(event(reasoning("teach"))),
+    "content": rewriter,
+    "reasoning": lambda: taught(reasoning("teach")),
+    "no text": lambda: taught(chunk({"index": 0, "delta": {}, "finish_reason": None})),
 }
 
 
-def assert_same(read: bytes, *, spliced: bool | None) -> None:
-    """However much was learned, a read that is spliced is what its events are one by one.
+def assert_same(read: bytes, *, whole: bool | None) -> None:
+    """However much was learned, what is spliced is what its events are one by one.
 
     Args:
-        spliced: whether it is spliced by the frame alone; None: either will do.
+        whole: whether all of it is spliced once texts of content are known; None: either will do.
     """
     for name, teacher in TEACHERS.items():
-        whole, single = teacher(), teacher()
-        got = whole.splice(read)
-        if name == "frame" and spliced is not None:
-            assert (got is not None) == spliced
+        target, single = teacher(), teacher()
+        got = target.splice(read)
+        if name == "content" and whole is not None:
+            assert (got is not None and got[1] == len(read)) == whole
         if got is not None:
-            assert got == one_by_one(read, single)
-            assert whole.characters == single.characters
-            assert SseDecoder().feed(read)  # whole events, and nothing is left over
+            frames, size = got
+            assert frames == one_by_one(read[:size], single)
+            assert target.characters == single.characters
+            assert SseDecoder().feed(read[:size])  # whole events
+            assert read[:size].endswith(b"\n\n")
 
 
-def test_one_content_chunk_is_spliced() -> None:
-    assert_same(event(text("hello")), spliced=True)
+def test_content_chunks_are_spliced_whatever_stands_in_their_texts() -> None:
+    words = ["hello", "", "\u4f60\u597d", 'q"\\', "\n", "[1, 2], ", "data: x", '"role":"x"']
+    for count in range(1, len(words) + 1):
+        assert_same(b"".join(event(text(word)) for word in words[:count]), whole=True)
 
 
-def test_a_read_of_many_content_chunks_is_spliced() -> None:
-    words = ["a", "", "\u4f60\u597d", 'q"\\', "\n", "[1, 2], ", "data: x"]
-    assert_same(b"".join(event(text(word)) for word in words[:5]), spliced=True)
-    # A bracket with a comma behind it might close `choices`: these are looked at.
-    assert_same(b"".join(event(text(word)) for word in words), spliced=False)
+def test_a_run_ends_where_something_else_begins() -> None:
+    run = event(text("a")) + event(text("b"))
+    finish = event(chunk({"index": 0, "delta": {}, "finish_reason": "stop"}))
+    for behind in (finish, event(b"[DONE]"), event(reasoning("c"))):
+        target = rewriter()
+        assert target.splice(run + behind + event(text("d"))) == (
+            one_by_one(run, rewriter()),
+            len(run),
+        )
 
 
 @pytest.mark.parametrize(
@@ -129,35 +137,17 @@ def test_a_read_of_many_content_chunks_is_spliced() -> None:
     ],
 )
 def test_what_is_not_only_content_is_looked_at(read: bytes) -> None:
-    assert_same(read, spliced=False)
-
-
-def test_texts_are_spliced_whatever_stands_in_them() -> None:
-    """Once what is around them is known, brackets and marks inside a text tell nothing."""
-    words = ["], [", '"role":"x"', '"tool_calls":[', "\n\n", "\\", '\\"', "\u4f60", ""]
-    read = b"".join(event(text(word)) for word in words)
-    whole = taught(event(text("teach")))
-    got = whole.splice(read)
-    assert got is not None
-    assert got == one_by_one(read, rewriter())
-    assert whole.characters == len("learned" + "teach") + sum(map(len, words))
-
-
-def test_reasoning_comes_before_content() -> None:
-    whole = taught(event(reasoning("think")))
-    for read in (event(reasoning("a")), event(reasoning("b")) + event(text("c")), event(text("d"))):
-        assert whole.splice(read) == one_by_one(read, rewriter())
+    assert_same(read, whole=False)
 
 
 @pytest.mark.parametrize("inside", [b"a\\", b'a"', b'a","role":"x', b"a\n", b"a\r", b"\\u00"])
 def test_what_is_no_string_is_not_taken_for_one(inside: bytes) -> None:
     """Broken JSON in a valid frame passes as sent; it never becomes another event."""
-    whole = taught(event(text("teach")))
     read = event(text("MARK").replace(b"MARK", inside))
-    got = whole.splice(read)
+    got = rewriter().splice(read)
     if got is not None:
-        assert got.count(b"\n") == 2
-        assert got == one_by_one(read, rewriter())
+        assert got[0].count(b"\n") == 2
+        assert got == (one_by_one(read, rewriter()), len(read))
 
 
 def test_nothing_is_spliced_before_a_frame_is_learned() -> None:
@@ -190,15 +180,12 @@ pieces = st.one_of(
 @given(st.lists(pieces, max_size=6).map(b"".join), st.integers(0, 40), st.integers(0, 40))
 def test_whatever_is_spliced_is_what_its_events_are(read: bytes, start: int, end: int) -> None:
     for piece in (read, read[start:], read[: len(read) - end]):
-        assert_same(piece, spliced=None)
+        assert_same(piece, whole=None)
 
 
-plain_text = st.text(st.characters(exclude_characters="]", codec="utf-8"), max_size=12)
-
-
-@given(st.lists(plain_text, min_size=1, max_size=20))
-def test_content_without_brackets_is_always_spliced(words: list[str]) -> None:
-    assert_same(b"".join(event(text(word)) for word in words), spliced=True)
+@given(st.lists(st.text(max_size=12), min_size=1, max_size=20))
+def test_content_is_always_spliced(words: list[str]) -> None:
+    assert_same(b"".join(event(text(word)) for word in words), whole=True)
 
 
 @given(
