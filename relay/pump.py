@@ -95,12 +95,14 @@ async def pump(
     sink: Sink,
     on_first_frames: Callable[[], None],
     *,
+    on_frames: Callable[[], None] | None = None,
     finish_grace_s: float = FINISH_GRACE_S,
 ) -> None:
     """Relay until the stream is closed.
 
     Args:
         on_first_frames: called once, when the first bytes for the client are there.
+        on_frames: called for each read that gave bytes for the client, before they are sent.
         finish_grace_s: how long an upstream may take to end once the answer is complete.
 
     Raises:
@@ -138,6 +140,8 @@ async def pump(
             if first:
                 first = False
                 on_first_frames()
+            if on_frames is not None:
+                on_frames()
             writing = sink.write(frames)
             data = frames = b""  # what is not sent waits in the transport, not here too (M3.5)
             await writing
