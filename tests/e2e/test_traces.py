@@ -193,6 +193,17 @@ async def test_failures_and_hang_ups_are_told_apart(
     assert attempt.attributes["error.type"] == "client_abort"
     collector.received.clear()
 
+    up.script(Wait(asyncio.Event()))
+    asked = len(up.requests)
+    async with gateway.client() as client:
+        await ask(client)
+        await up.request(asked)
+        client.reset()
+    request, (attempt,) = parted(await collector.spans(2))
+    assert (request.failed, attempt.failed) == (False, False)
+    assert attempt.attributes["error.type"] == "cancelled"
+    collector.received.clear()
+
     assert (await post(gateway, ("authorization", "Bearer ozk_test_wrong"))).status == 401
     request, attempts = parted(await collector.spans(1))
     assert attempts == []

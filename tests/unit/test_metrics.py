@@ -339,6 +339,19 @@ async def test_a_loop_that_is_held_up_is_seen() -> None:
     assert asyncio.all_tasks() == before
 
 
+async def test_lag_is_what_comes_on_top_of_the_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And never below zero, whatever the clocks of the loop and ours make of half a second."""
+    clock = iter([10.0, 10.0 + LAG_EVERY_S + 0.03, 10.0 + 2 * LAG_EVERY_S])
+    monkeypatch.setattr(planes.metrics, "monotonic", lambda: next(clock))
+    metrics = Metrics([], state())
+    metrics._slept_at = planes.metrics.monotonic()
+    await metrics._sample_lag()
+    await metrics._sample_lag()
+    seen = await scraped(metrics)
+    assert seen.value("sluicegate_event_loop_lag_seconds_sum") == pytest.approx(0.03)
+    assert seen.value("sluicegate_event_loop_lag_seconds_count") == 2
+
+
 async def test_gauges_read_the_state() -> None:
     inflight = InFlight()
     metrics = Metrics([], state(inflight, unsettled=7, open_holds=3))
