@@ -80,6 +80,11 @@ class Accounts:
         )
         self._refresher = Periodic("refresh the keys", self._refresh_keys, _KEYS_EVERY_S)
 
+    @property
+    def unsettled(self) -> int:
+        """Settlements that are not in the store yet."""
+        return self._ledger.depth
+
     async def start(self, router: Router) -> None:
         """Open the store and begin.
 

@@ -22,6 +22,7 @@ from planes.middleware import observe
 from planes.models import routes as models_routes
 from planes.providers import Providers
 from planes.runner import make_runner
+from planes.telemetry import State, Telemetry
 from relay.inflight import InFlight
 from relay.slots import Slots
 
@@ -46,19 +47,30 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
     providers = Providers(settings)
     keys = KeyRing(settings.keys)
     accounts = Accounts(settings, keys)
+    inflight = InFlight()
+    telemetry = Telemetry(
+        settings,
+        State(
+            inflight=inflight,
+            unsettled=lambda: accounts.unsettled,
+            open_holds=lambda: accounts.billing.open_holds,
+        ),
+    )
     app[GATEWAY] = Gateway(
         settings=settings,
         keys=keys,
         router=providers.router(),
-        inflight=InFlight(),
+        inflight=inflight,
         slots=Slots(),
         billing=accounts.billing,
+        telemetry=telemetry,
         started=int(time.time()),
     )
 
     async def run_parts(app: web.Application) -> AsyncIterator[None]:
         gateway = app[GATEWAY]
         try:
+            await telemetry.start()
             await accounts.start(gateway.router)  # first: a store that cannot be used is told soon
             gateway.router = await providers.start(replay_if_no_local=replay_if_no_local)
             gateway.ready = True
@@ -68,11 +80,16 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
             try:
                 await providers.close()
             finally:
-                await accounts.close()
+                try:
+                    await accounts.close()
+                finally:
+                    await telemetry.close()
 
     app.cleanup_ctx.append(run_parts)
     app.on_response_prepare.append(_name_the_server)
     app.add_routes(health.routes)
+    if telemetry.metrics is not None:
+        app.add_routes(health.metrics_routes)
     models_routes.add_routes(app)
     return app
 

@@ -37,12 +37,17 @@ class RequestTimeout(RelayError):
     type = "invalid_request_error"
 
 
-# What aiohttp itself refuses: the code for a status, else `invalid_request` or `internal_error`.
-_HTTP_CODES: Final[Mapping[int, str]] = {
+# What aiohttp itself refuses.
+HTTP_CODES: Final[Mapping[int, str]] = {
     404: "not_found",
     405: "method_not_allowed",
     413: "payload_too_large",
 }
+
+
+def code_of_status(status: int) -> str:
+    """Return the code of an error that has only a status."""
+    return HTTP_CODES.get(status, "invalid_request" if status < 500 else "internal_error")
 
 
 def response_for(error: RelayError, request_id: str) -> web.Response:
@@ -61,7 +66,7 @@ def response_for_http(
 ) -> web.Response:
     """Render what aiohttp raised (unknown path, wrong method, too large a body) in our envelope."""
     status = error.status
-    code = _HTTP_CODES.get(status, "invalid_request" if status < 500 else "internal_error")
+    code = code_of_status(status)
     message = error.reason
     if status == 404:
         message = f"there is nothing at {request.path}"

@@ -10,6 +10,7 @@ from aiohttp import web
 if TYPE_CHECKING:
     from planes.auth import KeyRing
     from planes.settings import Settings
+    from planes.telemetry import Telemetry
     from relay.billing import Billing
     from relay.inflight import InFlight
     from relay.record import RequestRecord
@@ -32,6 +33,7 @@ class Gateway:
     inflight: InFlight
     slots: Slots
     billing: Billing
+    telemetry: Telemetry
     started: int
     ready: bool = False
 

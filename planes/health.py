@@ -1,4 +1,4 @@
-"""Liveness and readiness (O3). No key is asked for."""
+"""Liveness, readiness and metrics (O3). No key is asked for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from encoders.json_text import dumps
 from planes.gateway import GATEWAY
 
 routes = web.RouteTableDef()
+metrics_routes = web.RouteTableDef()  # of a gateway whose metrics are on
 
 
 @routes.get("/health")
@@ -25,6 +26,17 @@ async def ready(request: web.Request) -> web.Response:
     if not gateway.ready:
         return _reply(503, {"status": "starting"})
     return _reply(200, {"status": "ready"})
+
+
+@metrics_routes.get("/metrics")
+async def metrics(request: web.Request) -> web.Response:
+    """Everything that is counted, in the Prometheus text format; also during a drain."""
+    counted = request.app[GATEWAY].telemetry.metrics
+    assert counted is not None, "mounted without metrics"
+    response = web.Response(body=await counted.scrape())
+    response.headers["Content-Type"] = counted.content_type
+    response.enable_compression()
+    return response
 
 
 def _reply(status: int, document: dict[str, str]) -> web.Response:

@@ -13,11 +13,13 @@ from aiohttp import HttpVersion11, hdrs, web
 from planes.errors import (
     PayloadTooLarge,
     RequestTimeout,
+    code_of_status,
     response_for,
     response_for_fault,
     response_for_http,
 )
 from planes.gateway import GATEWAY, RECORD
+from planes.telemetry import Ended
 from relay.errors import BadRequest, ClientGone, GatewayFault, RelayError
 from relay.lifecycle import Outcome
 from relay.record import RequestRecord
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("sluicegate")
 
-_QUIET: Final = frozenset({"/health", "/ready"})  # probed every few seconds
+_QUIET: Final = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds
 
 
 @web.middleware
@@ -53,7 +55,7 @@ async def observe(
         status = _status_of_the_gone(record)
         raise
     finally:
-        _write_line(request, record, status)
+        _tell(request, record, status)
     if not response.prepared:
         response.headers["x-request-id"] = record.request_id
     return response
@@ -103,14 +105,31 @@ def _refusal(request: web.Request, error: RelayError, record: RequestRecord) -> 
     return response
 
 
-def _write_line(request: web.Request, record: RequestRecord, status: int) -> None:
+def _tell(request: web.Request, record: RequestRecord, status: int) -> None:
+    """Write the line of a request that has ended, and count it. Awaits nothing, never raises."""
     if request.path in _QUIET and status < 400:
         return
     if record.outcome is not None and record.error is not None and status < 400:
         status = record.error.status  # of a stream that failed after its 200
+    now = time.monotonic()
     fields = {"method": request.method, "path": request.path, "status": status}
     write = log.warning if status >= 500 else log.info
-    write("request", **fields, **record.fields(time.monotonic()))
+    write("request", **fields, **record.fields(now))
+    code = record.error.code if record.error is not None else None
+    if code is None and status >= 400:
+        code = code_of_status(status)
+    resource = request.match_info.route.resource
+    request.app[GATEWAY].telemetry.ended(
+        Ended(
+            record=record,
+            at=now,
+            method=request.method,
+            route=resource.canonical if resource is not None else None,
+            status=status,
+            error_code=code,
+            headers=request.headers,
+        )
+    )
 
 
 def admit(request: web.Request) -> Principal:

@@ -19,6 +19,7 @@ from planes.gateway import GATEWAY
 from planes.listener import Listener
 from planes.runner import make_runner
 from planes.settings import notices
+from planes.tracing import ExtraMissing
 from relay.stores.base import StoreError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ async def _serve(settings: Settings, sock: socket.socket, *, embedded: bool) -> 
         hint = "a second signal stops at once"
         log.info("draining", running=inflight.running, grace_s=grace_s, hint=hint)
         await inflight.drain(grace_s)
-    except StoreError as error:
+    except (StoreError, ExtraMissing) as error:
         print(f"sluicegate: {error}", file=sys.stderr)
         return _FAILED
     finally:

@@ -80,6 +80,7 @@ async def open_first(
                 provider=candidate.provider.name,
                 model=candidate.model,
                 error_code=error_code,
+                started=started,
                 duration_ms=(time.monotonic() - started) * 1000,
             )
             record.attempts.append(attempt)

@@ -22,6 +22,7 @@ from relay.billing import Billing, InsufficientCredits
 from relay.comments import CommentedReply, tick_while_waiting
 from relay.errors import ClientGone, GatewayFault, RelayError
 from relay.lifecycle import Lifecycle, Outcome, StreamInput
+from relay.observe import UNOBSERVED
 from relay.pump import Discard, Sink, pump
 from relay.request import stream_wants
 from relay.stream import StreamRelay, in_band_error
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from encoders.usage import TokenUsage
     from relay.billing import OpenHold
     from relay.inflight import InFlight
+    from relay.observe import Observer
     from relay.record import RequestRecord
     from relay.request import RelayRequest
     from relay.routing import Candidate
@@ -58,6 +60,7 @@ class Exchange:
         record: filled as the request runs. inflight: whose drain interrupts it.
         billing: places its hold and settles it, once. trial: it is never debited.
         slot: entered before anything is dialled, left when the client has its end (M1.2).
+        observer: told of the stream while it runs.
     """
 
     def __init__(
@@ -70,8 +73,10 @@ class Exchange:
         billing: Billing,
         *,
         trial: bool,
+        observer: Observer = UNOBSERVED,
     ) -> None:
         self._request = request
+        self._observer = observer
         self._candidates = candidates
         self._record = record
         self._inflight = inflight
@@ -169,8 +174,7 @@ class Exchange:
         if self._opened is not None and outcome is not Outcome.COMPLETED:
             self._opened.abort()
         if self._hold is not None:
-            settled = self._billing.close(self._hold, outcome, dialled=self._dialled)
-            record.cost_micro_usd = settled.cost_micro_usd
+            record.settlement = self._billing.close(self._hold, outcome, dialled=self._dialled)
 
     async def _release(self) -> None:
         """Give the upstream connection of a completed request back, or close it.
@@ -240,7 +244,8 @@ class Exchange:
                 await comment()
             reply = CommentedReply(reply, comment, comments.every_s)
         await commit()
-        await pump(reply, relay, sink, self._note_first_byte)
+        with self._observer.streaming(self._record) as on_frames:
+            await pump(reply, relay, sink, self._note_first_byte, on_frames=on_frames)
 
     async def _place_hold(self) -> None:
         hold = self._hold = self._billing.prepare(

@@ -95,27 +95,21 @@ async def pump(
     sink: Sink,
     on_first_frames: Callable[[], None],
     *,
+    on_frames: Callable[[], None] | None = None,
     finish_grace_s: float = FINISH_GRACE_S,
 ) -> None:
     """Relay until the stream is closed.
 
     Args:
         on_first_frames: called once, when the first bytes for the client are there.
+        on_frames: called for each read that gave bytes for the client, before they are sent.
         finish_grace_s: how long an upstream may take to end once the answer is complete.
 
     Raises:
         ConnectionError: the client is gone.
         CancelledError: the client is gone, or the gateway stops.
     """
-
-    def goes_on() -> bool:
-        return not relay.closed and not relay.finishing
-
-    def push(data: bytes) -> bool:
-        frames = relay.feed(data)
-        ready = not frames or sink.push(frames)
-        return ready and goes_on()
-
+    push = _pusher(relay, sink, on_frames)
     first = True
     reads = 0
     finish_at: float | None = None
@@ -138,12 +132,34 @@ async def pump(
             if first:
                 first = False
                 on_first_frames()
+            if on_frames is not None:
+                on_frames()
             writing = sink.write(frames)
             data = frames = b""  # what is not sent waits in the transport, not here too (M3.5)
             await writing
-        if not first and goes_on():
+        if not first and _goes_on(relay):
             await reply.forward(push)
             await sink.drain()
+
+
+def _pusher(
+    relay: StreamRelay, sink: Sink, on_frames: Callable[[], None] | None
+) -> Callable[[bytes], bool]:
+    """Return what takes the bytes of an upstream while both sides keep up."""
+
+    def push(data: bytes) -> bool:
+        frames = relay.feed(data)
+        if not frames:
+            return _goes_on(relay)
+        if on_frames is not None:
+            on_frames()
+        return sink.push(frames) and _goes_on(relay)
+
+    return push
+
+
+def _goes_on(relay: StreamRelay) -> bool:
+    return not relay.closed and not relay.finishing
 
 
 async def _read_the_rest(reply: UpstreamReply, until: float) -> bytes:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from encoders.usage import TokenUsage
     from relay.errors import RelayError
     from relay.lifecycle import Outcome
+    from relay.money import Settlement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +18,14 @@ class Attempt:
 
     Attributes:
         error_code: why it failed, None if it answered.
+        started: of the monotonic clock.
         duration_ms: until its status was known.
     """
 
     provider: str
     model: str
     error_code: str | None
+    started: float
     duration_ms: float
 
 
@@ -33,6 +36,7 @@ class RequestRecord:
     Attributes:
         model: the slug. provider, upstream_model: the candidate that was tried last.
         stream: whether a stream was asked for. streamed: whether the client got its status line.
+        settlement: what it used and costs; None if it had no hold.
     """
 
     request_id: str
@@ -49,7 +53,7 @@ class RequestRecord:
     usage: TokenUsage | None = None
     outcome: Outcome | None = None
     error: RelayError | None = None
-    cost_micro_usd: int | None = None
+    settlement: Settlement | None = None
 
     def attempt_lines(self) -> list[str]:
         """Return the candidates that were tried, in order, for people to read."""
@@ -74,7 +78,7 @@ class RequestRecord:
             "attempts": self.attempt_lines() or None,
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "completion_tokens": usage.completion_tokens if usage else None,
-            "cost_micro_usd": self.cost_micro_usd,
+            "cost_micro_usd": self.settlement.cost_micro_usd if self.settlement else None,
             "ttft_ms": round((self.first_byte - self.started) * 1000, 1)
             if self.first_byte is not None
             else None,

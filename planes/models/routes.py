@@ -74,6 +74,7 @@ async def chat_completions(request: web.Request, *, comments: bool) -> web.Strea
             slot,
             gateway.billing,
             trial=principal.trial,
+            observer=gateway.telemetry,
         )
         if chat.stream:
             policy = CommentPolicy() if comments else None

@@ -72,8 +72,6 @@ def _later(settings: Settings) -> Iterator[str]:
         sections.remove("agents")
     if sections:
         yield f"{_and(sections)} {_be(sections)} configured but not served yet"
-    if settings.telemetry.metrics and "metrics" in settings.telemetry.model_fields_set:
-        yield "telemetry.metrics: GET /metrics is not served yet"
 
 
 def _missing(settings: Settings) -> Iterator[str]:

@@ -3,12 +3,13 @@
 import base64
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator
 
 from planes.settings.base import (
     Amount,
     Count,
     HttpLink,
+    HttpUrl,
     Integer,
     Positive,
     RequiredSecret,
@@ -104,12 +105,6 @@ class Journal(Section):
     )
 
 
-def _no_otlp(value: object) -> object:
-    if value is not None:
-        raise not_served("an OTLP endpoint", "leave it out")
-    return value
-
-
 class Webhook(Section):
     """A URL that is told of every settled request, and may be asked before it (M4.3)."""
 
@@ -160,8 +155,10 @@ class Telemetry(Section):
         default="json", description="Log lines as JSON, or for a human to read."
     )
     metrics: bool = Field(
-        default=True, description="Whether there is GET /metrics (Prometheus); not served yet."
+        default=True, description="Whether there is GET /metrics (Prometheus); it asks for no key."
     )
-    otlp_endpoint: Annotated[str | None, BeforeValidator(_no_otlp)] = Field(
-        default=None, description="OTLP endpoint for traces; not served yet, so null only."
+    otlp_endpoint: HttpUrl | None = Field(
+        default=None,
+        description="Base URL of an OTLP/HTTP collector for traces, as `http://localhost:4318`; "
+        "needs the extra `otel`. Null is no traces.",
     )

@@ -81,7 +81,6 @@ def test_the_contracts_example_loads_without_keys() -> None:
     assert notices(settings) == [
         "providers openai, anthropic and gemini are off: api_key is empty",
         "agents, agents_plane, workflows and decision are configured but not served yet",
-        "telemetry.metrics: GET /metrics is not served yet",
     ]
 
 

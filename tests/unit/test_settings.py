@@ -258,7 +258,6 @@ def test_a_wrong_section_is_refused(section: dict[str, object], complaint: str) 
         ({"store": {"url": "postgresql://u:p@h/db"}}, "store.url", "sqlite:///FILE is"),
         ({"bus": {"url": "redis://h:6379/0"}}, "bus.url", "memory:// is"),
         ({"server": {"workers": 2}}, "server.workers", "`workers: 1` is"),
-        ({"telemetry": {"otlp_endpoint": "http://h"}}, "telemetry.otlp_endpoint", "leave it out"),
     ],
 )
 def test_what_is_not_served_yet_is_refused(
@@ -366,7 +365,6 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
             {"keys": []},
             "no keys in the configuration: only those of `sluicegate keys create` are accepted",
         ),
-        ({"telemetry": {"metrics": True}}, "telemetry.metrics: GET /metrics is not served yet"),
         ({"providers": {}}, "no provider is on: no model can be served"),
     ],
 )
