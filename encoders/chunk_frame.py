@@ -19,7 +19,6 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from encoders.json_text import members
 from encoders.text_counter import around_text
 
 if TYPE_CHECKING:
@@ -89,17 +88,21 @@ class ChunkFrame:
             data: the chunk as it came. spans: `members(data)`. rewritten: as it leaves.
         """
         old = [span for span in spans if span.key == "choices"]
-        new = [span for span in members(rewritten) if span.key == "choices"]
-        if len(old) != 1 or len(new) != 1:
+        if len(old) != 1:
             return
+        choices = data[old[0].value_start : old[0].end]
+        if rewritten.count(choices) != 1:  # a second place: which is it?
+            return
+        at = rewritten.index(choices)
         self._head, self._tail = data[: old[0].value_start + 1], data[old[0].end - 1 :]
-        self.pre = b"data: " + rewritten[: new[0].value_start + 1]
-        self.post = rewritten[new[0].end - 1 :] + b"\n\n"
+        self.pre = b"data: " + rewritten[: at + 1]
+        self.post = rewritten[at + len(choices) - 1 :] + b"\n\n"
         self._size = len(self._head) + len(self._tail)
         self._texts = None
         self._stem = self._stem_out = b""
         last = spans[-1]
-        varies = last.key not in _STEADY
+        # Nothing of ours may stand behind a member that varies.
+        varies = last.key not in _STEADY and rewritten.endswith(data[last.start :])
         if varies and data.endswith(b'"}') and b"\\" not in data[last.value_start :]:
             value = len(data) - last.value_start - 1  # all behind the opening quote
             self._stem = self._tail[:-value]

@@ -197,15 +197,14 @@ class ChunkRewriter:
         if not is_chunk:
             return self._skip(data)
         self.identity.seen(chunk)
-        spans = members(data)
         told = isinstance(chunk.get("usage"), dict)
         if not choices and (reported or told):
-            if reported or self._raw_usage is None:
-                self._usage_event = self._usage_of(data, spans, chunk)
+            if self._include_usage and (reported or self._raw_usage is None):
+                self._usage_event = self._usage_of(data, members(data), chunk)
             return Kind.SKIPPED
         if not self._observe_choices(choices) and not reported:
             return self._skip(data)  # all that it says is withheld
-        self._emit(data, spans, chunk, out)
+        self._emit(data, members(data), chunk, out)
         return Kind.CHUNK
 
     def _usage_of(self, data: bytes, spans: list[Member], chunk: dict[str, Any]) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +18,7 @@ from planes.errors import (
     response_for_http,
 )
 from planes.gateway import GATEWAY, RECORD
+from planes.request_id import new_request_id
 from planes.telemetry import Ended
 from relay.errors import BadRequest, ClientGone, GatewayFault, RelayError
 from relay.lifecycle import Outcome
@@ -44,9 +44,7 @@ async def observe(
     `x-request-id` is on every answer (M1.2). A client that hangs up is one line at info, never a
     traceback.
     """
-    record = request[RECORD] = RequestRecord(
-        request_id=f"req_{secrets.token_hex(12)}", started=time.monotonic()
-    )
+    record = request[RECORD] = RequestRecord(request_id=new_request_id(), started=time.monotonic())
     status = 500
     try:
         response = await _guarded(request, handler, record)

@@ -8,7 +8,6 @@ public, which the upper bound of the dependency and `tests/e2e/test_error_envelo
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -16,6 +15,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from encoders.openai import error_body
+from planes.request_id import new_request_id
 
 if TYPE_CHECKING:
     from aiohttp.web_request import BaseRequest
@@ -83,7 +83,7 @@ class _Handler(RequestHandler):
         """Answer what never became a request; the connection ends."""
         if isinstance(exc, ConnectionError):
             raise exc  # a client that left in the middle of an answer; `observe` has told of it
-        request_id = f"req_{secrets.token_hex(12)}"
+        request_id = new_request_id()
         reason = (message or "").partition("\n")[0].rstrip(": ") or type(exc).__name__
         fields = {"request_id": request_id, "status": status, "reason": reason}
         if status >= 500:

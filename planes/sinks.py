@@ -14,11 +14,12 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Final
 
+from aiohttp import web
 from aiohttp.http import HttpVersion11, StreamWriter
 from aiohttp_sse import EventSourceResponse
 
 if TYPE_CHECKING:
-    from aiohttp import web
+    from aiohttp.abc import AbstractStreamWriter
 
 _BUFFER_BYTES_MAX: Final = 32 * 1024
 _UNSENT_BYTES_MAX: Final = 32 * 1024
@@ -28,6 +29,15 @@ _WATCH_KERNEL_EVERY_S: Final = 1.0
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 # Where tcpi_unacked (segments), tcpi_bytes_acked and tcpi_notsent_bytes stand in Linux's tcp_info.
 _UNACKED_AT, _ACKED_AT, _NOTSENT_AT = 24, 120, 144
+
+
+class SseResponse(EventSourceResponse):
+    """An event stream without the ping task of aiohttp-sse, which every stream would pay for."""
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        writer = await web.StreamResponse.prepare(self, request)
+        self.enable_chunked_encoding()
+        return writer
 
 
 class SseSink:
@@ -43,7 +53,8 @@ class SseSink:
         self._write_stall_s = write_stall_s
         self._writer: StreamWriter | None = None
         self._watch: StallWatch | None = None
-        self.response = EventSourceResponse(
+        self._last = b""
+        self.response = SseResponse(
             sep="\n",
             allow_all_methods=True,  # it answers 405 to a POST otherwise
             ping_interval=math.inf,
@@ -93,6 +104,12 @@ class SseSink:
         watch.begin()
         return not self._request.protocol.writing_paused
 
+    def last(self, data: bytes) -> bool:
+        if self._request.protocol.writing_paused:
+            return self.push(data)
+        self._last = data  # one packet with the end of the response
+        return True
+
     async def drain(self) -> None:
         assert self._writer is not None, "drain() before commit()"
         if self._request.protocol.writing_paused:
@@ -103,13 +120,8 @@ class SseSink:
     async def finish(self) -> None:
         assert self._watch is not None, "finish() before commit()"
         self._watch.begin()
-        await asyncio.shield(self.response.write_eof())
-        self.close()
-
-    def close(self) -> None:
-        """End what aiohttp-sse runs beside the response. Idempotent; the response is not ended."""
-        if self._writer is not None:
-            self.response.stop_streaming()
+        last, self._last = self._last, b""
+        await asyncio.shield(self.response.write_eof(last))
 
 
 async def send_whole(request: web.Request, response: web.Response, *, write_stall_s: float) -> None:

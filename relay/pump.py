@@ -52,6 +52,9 @@ class Sink(Protocol):
             ConnectionError: the client is gone.
         """
 
+    def last(self, data: bytes) -> bool:
+        """As `push`, for the last events of a stream: they may wait for `finish`."""
+
     async def drain(self) -> None:
         """Wait until the client may be sent more.
 
@@ -79,6 +82,10 @@ class Discard:
         """Nothing to keep."""
 
     def push(self, data: bytes) -> bool:
+        """Nothing to keep."""
+        return True
+
+    def last(self, data: bytes) -> bool:
         """Nothing to keep."""
         return True
 
@@ -134,9 +141,10 @@ async def pump(
                 on_first_frames()
             if on_frames is not None:
                 on_frames()
-            writing = sink.write(frames)
+            ready = _send(sink, frames, last=relay.closed)
             data = frames = b""  # what is not sent waits in the transport, not here too (M3.5)
-            await writing
+            if not ready:
+                await sink.drain()
         if not first and _goes_on(relay):
             await reply.forward(push)
             await sink.drain()
@@ -153,9 +161,13 @@ def _pusher(
             return _goes_on(relay)
         if on_frames is not None:
             on_frames()
-        return sink.push(frames) and _goes_on(relay)
+        return _send(sink, frames, last=relay.closed) and _goes_on(relay)
 
     return push
+
+
+def _send(sink: Sink, frames: bytes, *, last: bool) -> bool:
+    return sink.last(frames) if last else sink.push(frames)
 
 
 def _goes_on(relay: StreamRelay) -> bool:

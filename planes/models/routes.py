@@ -95,10 +95,7 @@ async def _stream(
 ) -> web.StreamResponse:
     stall_s = request.app[GATEWAY].settings.server.write_stall_s
     sink = SseSink(request, chat.request_id, write_stall_s=stall_s)
-    try:
-        await exchange.stream(sink, comments)
-    finally:
-        sink.close()
+    await exchange.stream(sink, comments)
     return sink.response
 
 

@@ -8,24 +8,24 @@ before, and the kernel's buffer is bounded.
 from __future__ import annotations
 
 import socket
-from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from types import TracebackType
 
     from aiohttp.connector import Connection
     from aiohttp.tracing import Trace
 
 _RECEIVE_BUFFER_BYTES: Final = 48 * 1024  # Linux doubles it
 
-_dialled: ContextVar[list[asyncio.Transport]] = ContextVar("dialled")
+_dialling: ContextVar[Dialling] = ContextVar("dialling")
 
 
 class UpstreamConnection(ResponseHandler):
@@ -34,29 +34,16 @@ class UpstreamConnection(ResponseHandler):
     Attributes:
         on_data: called after each read of the socket, once its bytes stand in the reply's content:
             what a stream needs to go on without waking a task (docs/performance.md).
+        used: whether it has served a request.
     """
 
     on_data: Callable[[], None] | None = None
+    used = False
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.on_data is not None:
             self.on_data()
-
-
-class Sent:
-    """What the pool did for one request."""
-
-    reused_a_connection = False
-
-
-def note_reuse() -> aiohttp.TraceConfig:
-    async def reused(_: aiohttp.ClientSession, context: Any, __: object) -> None:
-        context.trace_request_ctx.reused_a_connection = True
-
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(reused)
-    return trace
 
 
 class UpstreamConnector(aiohttp.TCPConnector):
@@ -71,28 +58,44 @@ class UpstreamConnector(aiohttp.TCPConnector):
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> Connection:
         connection = await super().connect(req, traces, timeout)
-        if connection.transport is not None:
-            _dialled.get().append(connection.transport)
+        _dialling.get().got(connection)
         return connection
 
 
-@contextmanager
-def aborted_if_it_fails() -> Iterator[None]:
-    """A request that is given up before it is answered closes its connection at once (M4.1).
+class Dialling:
+    """The time from a request's start to its answer.
 
-    aiohttp would only close it in good order: after all of the request has been sent, which an
-    upstream that does not read can put off for ever.
+    One that is given up before it is answered closes its connection at once (M4.1). aiohttp would
+    only close it in good order: after all of the request has been sent, which an upstream that does
+    not read can put off for ever.
+
+    Attributes:
+        reused: whether the last connection that it got had served another request.
     """
-    dialled: list[asyncio.Transport] = []
-    token = _dialled.set(dialled)
-    try:
-        yield
-    except BaseException:
-        for transport in dialled:
-            transport.abort()
-        raise
-    finally:
-        _dialled.reset(token)
+
+    def __init__(self) -> None:
+        self.reused = False
+        self._transports: list[asyncio.Transport] = []
+
+    def __enter__(self) -> Self:
+        self._token = _dialling.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        _dialling.reset(self._token)
+        if kind is not None:
+            for transport in self._transports:
+                transport.abort()
+
+    def got(self, connection: Connection) -> None:
+        """The pool gave a connection."""
+        protocol, transport = connection.protocol, connection.transport
+        if transport is not None:
+            self._transports.append(transport)
+        if isinstance(protocol, UpstreamConnection):
+            self.reused, protocol.used = protocol.used, True
 
 
 def _upstream_socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -17,13 +17,7 @@ import aiohttp
 from encoders.json_text import dumps
 from encoders.shapes import OPENAI
 from relay.errors import UpstreamTimeout, UpstreamTruncated, UpstreamUnavailable
-from relay.upstreams.connections import (
-    Sent,
-    UpstreamConnection,
-    UpstreamConnector,
-    aborted_if_it_fails,
-    note_reuse,
-)
+from relay.upstreams.connections import Dialling, UpstreamConnection, UpstreamConnector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -95,7 +89,6 @@ class HttpUpstream:
             timeout=aiohttp.ClientTimeout(total=None, connect=self._connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             read_bufsize=_BUFFER_BYTES_MAX,
-            trace_configs=[note_reuse()],
         )
 
     async def open(self, request: UpstreamRequest) -> HttpReply:
@@ -137,21 +130,17 @@ class HttpUpstream:
         assert self._session is not None
         clock = asyncio.get_running_loop().time
         while True:
-            sent = Sent()
+            dialling = Dialling()
             started = clock()
             try:
-                with aborted_if_it_fails():
+                with dialling:
                     return await self._session.post(
-                        url,
-                        data=body,
-                        headers=headers,
-                        allow_redirects=False,
-                        trace_request_ctx=sent,
+                        url, data=body, headers=headers, allow_redirects=False
                     )
             except aiohttp.ClientConnectorError:
                 raise
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                if not sent.reused_a_connection or clock() - started > _STALE_WITHIN_S:
+                if not dialling.reused or clock() - started > _STALE_WITHIN_S:
                     raise
 
     async def close(self) -> None:
