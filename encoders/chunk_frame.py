@@ -88,8 +88,9 @@ class ChunkFrame:
         Args:
             data: the chunk as it came. spans: `members(data)`. rewritten: as it leaves.
         """
+        leaving = members(rewritten)
         old = [span for span in spans if span.key == "choices"]
-        new = [span for span in members(rewritten) if span.key == "choices"]
+        new = [span for span in leaving if span.key == "choices"]
         if len(old) != 1 or len(new) != 1:
             return
         self._head, self._tail = data[: old[0].value_start + 1], data[old[0].end - 1 :]
@@ -99,7 +100,8 @@ class ChunkFrame:
         self._texts = None
         self._stem = self._stem_out = b""
         last = spans[-1]
-        varies = last.key not in _STEADY
+        # Of a chunk without a model ours stands behind its last member.
+        varies = last.key not in _STEADY and leaving[-1].key == last.key
         if varies and data.endswith(b'"}') and b"\\" not in data[last.value_start :]:
             value = len(data) - last.value_start - 1  # all behind the opening quote
             self._stem = self._tail[:-value]
