@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from encoders.shapes import SHAPES
 from relay.errors import (
     ProviderCredentials,
     UpstreamError,
@@ -18,13 +19,14 @@ from relay.errors import (
     UpstreamRefused,
     UpstreamStalled,
     UpstreamTruncated,
+    UpstreamUnavailable,
 )
 from relay.peek import PEEK_BYTES_MAX, peek
 from relay.redact import Redactor
 from relay.replies import Resumed, Watched
 from relay.routing import Provider
 from relay.upstreams.unavailable import UnavailableUpstream
-from tests.support.script import DONE, PING, chunk, sse
+from tests.support.script import DONE, PING, chunk, compact, sse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -78,18 +80,22 @@ class Flood(Scripted):
         return PING * 1000
 
 
-def provider(peek_s: float | None = WAIT_S) -> Provider:
-    upstream = UnavailableUpstream("fake", "never started")
-    return Provider(
-        name="fake", upstream=upstream, peek_first_event_s=peek_s, redactor=Redactor(("s3cret!!",))
-    )
-
-
 async def look(
-    reply: Scripted, *, peek_s: float | None = WAIT_S, first_byte_s: float | None = None
+    reply: Scripted,
+    *,
+    peek_s: float | None = WAIT_S,
+    first_byte_s: float | None = None,
+    shape: str = "openai",
 ) -> UpstreamReply:
+    provider = Provider(
+        name="fake",
+        upstream=UnavailableUpstream("fake", "never started"),
+        shape=SHAPES[shape],
+        peek_first_event_s=peek_s,
+        redactor=Redactor(("s3cret!!",)),
+    )
     async with asyncio.timeout(first_byte_s) as first_byte:
-        return await peek(provider(peek_s), reply, first_byte)
+        return await peek(provider, reply, first_byte)
 
 
 async def rest(reply: UpstreamReply) -> bytes:
@@ -203,6 +209,61 @@ async def test_the_peek_is_bounded_in_bytes() -> None:
     opened = await look(reply, peek_s=5.0)
     assert len(reply.left) > len(pieces) // 2
     assert await rest(opened) == large + ERROR
+
+
+# --- other shapes ---------------------------------------------------------------------------------
+
+
+def message_event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\n".encode() + sse(compact({"type": kind} | fields))
+
+
+START: Final = message_event("message_start", message={"usage": {"input_tokens": 3}})
+MESSAGE_PING: Final = message_event("ping")
+BLOCK: Final = message_event("content_block_start", index=0, content_block={"type": "text"})
+TEXT: Final = message_event(
+    "content_block_delta", index=0, delta={"type": "text_delta", "text": "Hi"}
+)
+OVERLOADED: Final = message_event(
+    "error", error={"type": "overloaded_error", "message": "Overloaded"}
+)
+CANDIDATE: Final = sse(compact({"candidates": [{"content": {"parts": [{"text": "Hi"}]}}]}))
+METADATA: Final = sse(compact({"usageMetadata": {"promptTokenCount": 3}}))
+EXHAUSTED: Final = sse(compact({"error": {"code": 429, "message": "Quota", "status": "X"}}))
+
+
+@pytest.mark.parametrize(
+    ("shape", "reads", "kind"),
+    [
+        ("anthropic", [START, MESSAGE_PING, OVERLOADED], UpstreamUnavailable),
+        ("anthropic", [START, MESSAGE_PING, BLOCK, OVERLOADED], UpstreamUnavailable),
+        ("anthropic", [START, UpstreamTruncated("reset")], UpstreamTruncated),
+        ("anthropic", [START, MESSAGE_PING], UpstreamProtocolError),
+        ("gemini", [METADATA, EXHAUSTED], UpstreamRateLimited),
+        ("gemini", [METADATA], UpstreamProtocolError),
+    ],
+)
+async def test_what_precedes_an_answer_is_none(
+    shape: str, reads: list[Read], kind: type[UpstreamError]
+) -> None:
+    """B54: message_start, pings and usage; what the error means is its status."""
+    with pytest.raises(UpstreamError) as failed:
+        await look(Scripted(*reads), peek_s=5.0, shape=shape)
+    assert type(failed.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("shape", "reads"),
+    [
+        ("anthropic", [START, MESSAGE_PING, BLOCK, TEXT, OVERLOADED]),
+        ("gemini", [METADATA, CANDIDATE, EXHAUSTED]),
+    ],
+)
+async def test_an_answer_of_another_shape_is_handed_on(shape: str, reads: list[bytes]) -> None:
+    reply = Scripted(*reads)
+    opened = await look(reply, peek_s=5.0, shape=shape)
+    assert reply.left == reads[-1:], "no more is read than is needed"
+    assert await rest(opened) == b"".join(reads)
 
 
 # --- the first byte -------------------------------------------------------------------------------
