@@ -23,6 +23,7 @@ from planes.models import routes as models_routes
 from planes.providers import Providers
 from planes.runner import make_runner
 from planes.telemetry import State, Telemetry
+from relay.attempts import Dialler
 from relay.inflight import InFlight
 from relay.slots import Slots
 
@@ -62,6 +63,7 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
         router=providers.router(),
         inflight=inflight,
         slots=Slots(),
+        dialler=Dialler(),
         billing=accounts.billing,
         telemetry=telemetry,
         started=int(time.time()),

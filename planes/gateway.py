@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from planes.auth import KeyRing
     from planes.settings import Settings
     from planes.telemetry import Telemetry
+    from relay.attempts import Dialler
     from relay.billing import Billing
     from relay.inflight import InFlight
     from relay.record import RequestRecord
@@ -23,6 +24,7 @@ class Gateway:
     """The parts of one running gateway.
 
     Attributes:
+        dialler: what this worker has learned of its candidates.
         started: Unix seconds, for the model list.
         ready: whether every provider has been started.
     """
@@ -32,6 +34,7 @@ class Gateway:
     router: Router
     inflight: InFlight
     slots: Slots
+    dialler: Dialler
     billing: Billing
     telemetry: Telemetry
     started: int

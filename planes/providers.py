@@ -138,6 +138,9 @@ def _provider(name: str, settings: ProviderSettings) -> Provider:
         reasoning=settings.reasoning,
         cumulative_deltas=settings.cumulative_deltas,
         inline_tool_calls=settings.inline_tool_calls,
+        first_byte_timeout_s=settings.first_byte_timeout_s,
+        peek_first_event_s=settings.peek_first_event_s,
+        idle_timeout_s=settings.idle_timeout_s,
         max_event_bytes=settings.max_event_bytes,
         redactor=Redactor(secrets),
     )

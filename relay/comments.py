@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
+from relay.replies import Wrapped
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine
     from typing import Any
 
     from relay.upstreams.base import UpstreamReply
@@ -43,7 +45,7 @@ async def tick_while_waiting(
         raise
 
 
-class CommentedReply:
+class CommentedReply(Wrapped):
     """An upstream's reply whose first read is accompanied by comments (M2.1).
 
     From the first byte on it is the reply itself: `read` is then the reply's own.
@@ -52,35 +54,17 @@ class CommentedReply:
     def __init__(
         self, reply: UpstreamReply, tick: Callable[[], Awaitable[None]], every_s: float
     ) -> None:
-        self._reply = reply
+        super().__init__(reply)
         self._tick = tick
         self._every_s = every_s
 
     async def read(self) -> bytes:
-        """Return the next bytes; see `UpstreamReply.read`."""
         first = tick_while_waiting(
             self._reply.read(), self._tick, first_s=self._every_s, every_s=self._every_s
         )
         data = await first
         self.read = self._reply.read  # type: ignore[method-assign]
         return data
-
-    @property
-    def status(self) -> int:
-        return self._reply.status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._reply.headers
-
-    async def forward(self, push: Callable[[bytes], bool]) -> None:
-        await self._reply.forward(push)
-
-    def abort(self) -> None:
-        self._reply.abort()
-
-    async def release(self) -> None:
-        await self._reply.release()
 
 
 def _discard(task: asyncio.Future[Any]) -> None:

@@ -14,21 +14,32 @@
         ├── ProviderCredentials     502 provider_credentials
         ├── UpstreamRateLimited     429 rate_limit_exceeded
         ├── UpstreamUnavailable     503 upstream_unavailable
+        │   └── UpstreamUnreachable
         ├── UpstreamTimeout         504 upstream_timeout
         ├── UpstreamTruncated       the body or connection ended too early
+        │   └── UpstreamStalled     nothing came for `idle_timeout_s`
         ├── UpstreamProtocolError   bytes that are not the provider's protocol
         └── EventTooLarge           one event over `max_event_bytes` (M3.1)
 
 Each class fixes the HTTP status, the error code and type of M1.2, what it is to a stream's life
-(`stream_input`, whose table gives the Outcome), and whether another candidate may be tried before
-the first byte (M3.3). Planes render them and decide nothing.
+(`stream_input`, whose table gives the Outcome), whether another candidate may be tried before the
+first byte, and what it tells against (M3.3). Planes render them and decide nothing.
 """
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import ClassVar
 
 from relay.lifecycle import StreamInput
+
+
+class Scope(Enum):
+    """What a failure tells against, and so what is put behind others for a while (M3.3)."""
+
+    NOTHING = auto()  # the client's own fault, or a bound of ours
+    MODEL = auto()  # this model of the provider
+    PROVIDER = auto()  # all of the provider's models
 
 
 class RelayError(Exception):
@@ -45,6 +56,7 @@ class RelayError(Exception):
     type: str = "server_error"
     stream_input: ClassVar[StreamInput] = StreamInput.UPSTREAM_ERROR
     fails_over: bool = False
+    cools: Scope = Scope.NOTHING
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: int | None = None
@@ -118,6 +130,7 @@ class UpstreamError(RelayError):
     code = "upstream_error"
     type = "upstream_error"
     fails_over = True
+    cools = Scope.MODEL
 
     def __init__(
         self,
@@ -152,6 +165,7 @@ class UpstreamRefused(UpstreamError):
         self.code = code or ("model_not_found" if status == 404 else "invalid_request")
         self.type = type_ or "invalid_request_error"
         self.fails_over = status == 404
+        self.cools = Scope.MODEL if status == 404 else Scope.NOTHING
 
 
 class RequestUntranslatable(UpstreamError):
@@ -160,12 +174,14 @@ class RequestUntranslatable(UpstreamError):
     status = 400
     code = "invalid_request"
     type = "invalid_request_error"
+    cools = Scope.NOTHING
 
 
 class ProviderCredentials(UpstreamError):
     """The provider refused *our* key (401, 402, 403); the client can do nothing about it."""
 
     code = "provider_credentials"
+    cools = Scope.PROVIDER
 
 
 class UpstreamRateLimited(UpstreamError):
@@ -183,8 +199,14 @@ class UpstreamUnavailable(UpstreamError):
     code = "upstream_unavailable"
 
 
+class UpstreamUnreachable(UpstreamUnavailable):
+    """There was no connection at all."""
+
+    cools = Scope.PROVIDER
+
+
 class UpstreamTimeout(UpstreamError):
-    """No response headers within `header_timeout_s`."""
+    """No response headers within `header_timeout_s`, or no body within `first_byte_timeout_s`."""
 
     status = 504
     code = "upstream_timeout"
@@ -194,9 +216,15 @@ class UpstreamTruncated(UpstreamError):
     """The connection died, or the body ended before the answer did (M3.4)."""
 
 
+class UpstreamStalled(UpstreamTruncated):
+    """Nothing came for `idle_timeout_s`: as good as a connection that died."""
+
+
 class UpstreamProtocolError(UpstreamError):
     """The provider sent bytes that are not its protocol."""
 
 
 class EventTooLarge(UpstreamError):
     """One event is larger than the bound of M3.1."""
+
+    cools = Scope.NOTHING

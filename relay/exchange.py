@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Final
 
 from encoders import openai
 from relay import meter
-from relay.attempts import WHOLE_REPLY_BYTES_MAX, Opened, open_first, read_whole
+from relay.attempts import WHOLE_REPLY_BYTES_MAX, Dialler, Opened
 from relay.billing import Billing, InsufficientCredits
 from relay.comments import CommentedReply, tick_while_waiting
 from relay.errors import ClientGone, GatewayFault, RelayError
 from relay.lifecycle import Lifecycle, Outcome, StreamInput
 from relay.observe import UNOBSERVED
 from relay.pump import Discard, Sink, pump
+from relay.replies import Watched
 from relay.request import stream_wants
 from relay.stream import StreamRelay, in_band_error
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from relay.record import RequestRecord
     from relay.request import RelayRequest
     from relay.routing import Candidate
+    from relay.upstreams.base import UpstreamReply
 
 PROCESSING_EVERY_S: Final = 10.0
 COMMIT_WITHOUT_STATUS_S: Final = 5.0
@@ -58,6 +60,7 @@ class Exchange:
     Args:
         request: what the client asks. candidates: who may serve it, in order.
         record: filled as the request runs. inflight: whose drain interrupts it.
+        dialler: opens one of the candidates, and is told how it ended.
         billing: places its hold and settles it, once. trial: it is never debited.
         slot: entered before anything is dialled, left when the client has its end (M1.2).
         observer: told of the stream while it runs.
@@ -69,6 +72,7 @@ class Exchange:
         candidates: tuple[Candidate, ...],
         record: RequestRecord,
         inflight: InFlight,
+        dialler: Dialler,
         slot: AbstractContextManager[None],
         billing: Billing,
         *,
@@ -80,6 +84,7 @@ class Exchange:
         self._candidates = candidates
         self._record = record
         self._inflight = inflight
+        self._dialler = dialler
         self._billing = billing
         self._trial = trial
         self._hold: OpenHold | None = None
@@ -171,8 +176,11 @@ class Exchange:
         if self._relay is not None:
             record.error = self._relay.error or record.error
             record.usage = self._relay.usage
-        if self._opened is not None and outcome is not Outcome.COMPLETED:
-            self._opened.abort()
+        if self._opened is not None:
+            completed = outcome is Outcome.COMPLETED
+            if not completed:
+                self._opened.abort()
+            self._dialler.ended(self._opened, None if completed else record.error)
         if self._hold is not None:
             record.settlement = self._billing.close(self._hold, outcome, dialled=self._dialled)
 
@@ -217,7 +225,7 @@ class Exchange:
     async def _open(self) -> Opened:
         self._lifecycle.advance(StreamInput.DIAL)
         self._dialled = True
-        return await open_first(self._candidates, self._request, self._record)
+        return await self._dialler.open_first(self._candidates, self._request, self._record)
 
     async def _stream(self, sink: Sink, comments: CommentPolicy | None) -> None:
         async def commit() -> None:
@@ -236,9 +244,9 @@ class Exchange:
                 self._open(), comment, first_s=comments.commit_after_s, every_s=comments.every_s
             )
         self._lifecycle.advance(StreamInput.HEADERS)
-        wants = stream_wants(self._request, opened.candidate)
+        wants = stream_wants(self._request, opened.candidate, stream_options=opened.stream_options)
         relay = self._relay_with(self._translator(opened.candidate, wants), opened.candidate)
-        reply = opened.reply
+        reply = _watched(opened)
         if comments is not None:
             if not sink.committed:
                 await comment()
@@ -262,9 +270,14 @@ class Exchange:
         opened = self._opened = await self._open()
         self._lifecycle.advance(StreamInput.HEADERS)
         candidate = opened.candidate
-        wants = stream_wants(self._request, candidate, collect_bytes_max=WHOLE_REPLY_BYTES_MAX)
-        if opened.whole:
-            data, parsed = await read_whole(candidate, opened.reply)
+        wants = stream_wants(
+            self._request,
+            candidate,
+            stream_options=opened.stream_options,
+            collect_bytes_max=WHOLE_REPLY_BYTES_MAX,
+        )
+        if opened.whole is not None:
+            data, parsed = opened.whole
             self._lifecycle.advance(StreamInput.TERMINAL)
             whole = candidate.provider.shape.whole(data, parsed, self._identity(), wants)
             self._record.usage = whole.usage
@@ -272,7 +285,7 @@ class Exchange:
             return whole.body
         translator = self._translator(candidate, wants)
         relay = self._relay_with(translator, candidate)
-        await pump(opened.reply, relay, Discard(), self._note_first_byte)
+        await pump(_watched(opened), relay, Discard(), self._note_first_byte)
         if relay.error is not None:
             raise relay.error
         return translator.result()
@@ -298,6 +311,14 @@ class Exchange:
 
     def _note_first_byte(self) -> None:
         self._record.first_byte = time.monotonic()
+
+
+def _watched(opened: Opened) -> UpstreamReply:
+    """The reply, with an end to its silence if its provider says so (M3.3)."""
+    provider = opened.candidate.provider
+    if provider.idle_timeout_s is None:
+        return opened.reply
+    return Watched(opened.reply, provider.name, provider.idle_timeout_s)
 
 
 def _fault(bug: Exception) -> GatewayFault:

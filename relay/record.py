@@ -12,21 +12,29 @@ if TYPE_CHECKING:
     from relay.money import Settlement
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Attempt:
     """One candidate that was tried.
 
     Attributes:
-        error_code: why it failed, None if it answered.
+        status: HTTP status of its answer, None if it did not come so far.
+        error_code: why it failed, None if it answered; "cancelled" by a hang-up or a shutdown, and
+            until it has ended.
         started: of the monotonic clock.
-        duration_ms: until its status was known.
+        duration_ms: until it was known whether it serves.
     """
 
     provider: str
     model: str
-    error_code: str | None
     started: float
-    duration_ms: float
+    status: int | None = None
+    error_code: str | None = "cancelled"
+    duration_ms: float = 0.0
+
+    def __str__(self) -> str:
+        status = f" {self.status}" if self.status is not None else ""
+        told = self.error_code or "ok"
+        return f"{self.provider}/{self.model}: {told}{status} {self.duration_ms:.0f} ms"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,6 +45,7 @@ class RequestRecord:
         model: the slug. provider, upstream_model: the candidate that was tried last.
         stream: whether a stream was asked for. streamed: whether the client got its status line.
         settlement: what it used and costs; None if it had no hold.
+        cooling: candidates that were behind the others when this began, and for how long (M3.3).
     """
 
     request_id: str
@@ -49,6 +58,7 @@ class RequestRecord:
     stream: bool = False
     streamed: bool = False
     attempts: list[Attempt] = field(default_factory=list)
+    cooling: list[str] = field(default_factory=list)
     first_byte: float | None = None
     usage: TokenUsage | None = None
     outcome: Outcome | None = None
@@ -57,10 +67,7 @@ class RequestRecord:
 
     def attempt_lines(self) -> list[str]:
         """Return the candidates that were tried, in order, for people to read."""
-        return [
-            f"{a.provider}/{a.model}: {a.error_code or 'ok'} {a.duration_ms:.0f} ms"
-            for a in self.attempts
-        ]
+        return [str(attempt) for attempt in self.attempts]
 
     def fields(self, now: float) -> dict[str, Any]:
         """Return the fields of the log line; absent ones are left out."""
@@ -76,6 +83,7 @@ class RequestRecord:
             "error_code": self.error.code if self.error else None,
             "error": self.error.message if self.error else None,
             "attempts": self.attempt_lines() or None,
+            "cooling": self.cooling or None,
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "completion_tokens": usage.completion_tokens if usage else None,
             "cost_micro_usd": self.settlement.cost_micro_usd if self.settlement else None,

@@ -8,6 +8,7 @@ from encoders.json_text import loads
 from encoders.openai_whole import ErrorBody, error_of
 from relay.errors import (
     ProviderCredentials,
+    Scope,
     UpstreamError,
     UpstreamRateLimited,
     UpstreamRefused,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from relay.redact import Redactor
 
 _CLIENT_FAULT: Final = frozenset({400, 404, 413, 422})
+_AT_ONCE: Final = _CLIENT_FAULT - {404}  # another candidate, and another minute, mend nothing
 _OUR_CREDENTIAL: Final = frozenset({401, 402, 403})
 _BUSY: Final = frozenset({503, 529})
 _RAW_BYTES_MAX: Final = 2000
@@ -55,11 +57,14 @@ def refusal(
     if status == 400 and any(fault in said.lower() for fault in _ACCOUNT_FAULTS):
         status = 402
     if status in _OUR_CREDENTIAL or (error and error.bad_credential):
-        return ProviderCredentials(
+        refused = ProviderCredentials(
             f"{provider} refused the gateway's own credential (status {status}); "
             "the operator must fix that provider's api_key or account",
             raw=raw,
         )
+        if status == 403:  # more often of one model, or of what is asked of it, than of the key
+            refused.cools = Scope.MODEL
+        return refused
     if status in _CLIENT_FAULT:
         hint = "; is its base_url right?" if status == 404 else ""
         return UpstreamRefused(
@@ -102,7 +107,20 @@ def error_in_stream(provider: str, data: bytes, *, redactor: Redactor) -> Upstre
     """
     error, raw = _read(data, redactor)
     message = f"{provider} failed: {error.message}" if error else f"{provider} sent an error event"
-    return UpstreamError(message, raw=raw)
+    failure = UpstreamError(message, raw=raw)
+    if error is not None and error.status in _AT_ONCE:
+        failure.cools = Scope.NOTHING
+    return failure
+
+
+def error_in_first_event(provider: str, data: bytes, *, redactor: Redactor) -> UpstreamError:
+    """Return the error that the first event of a stream carries while nothing has been sent: what
+    a reply with the status that it names would have been (M3.3).
+    """
+    error, _ = _read(data, redactor)
+    if error is not None and error.status is not None:
+        return refusal(provider, error.status, {}, data, redactor=redactor, now=0.0)
+    return error_in_stream(provider, data, redactor=redactor)
 
 
 def _read(body: bytes, redactor: Redactor) -> tuple[ErrorBody | None, Any]:

@@ -50,8 +50,13 @@ class RelayRequest:
     reasoning_field: ReasoningField = "reasoning_content"
 
 
-def upstream_request(request: RelayRequest, candidate: Candidate) -> UpstreamRequest:
+def upstream_request(
+    request: RelayRequest, candidate: Candidate, *, stream_options: bool
+) -> UpstreamRequest:
     """Return the request for one candidate, in its shape.
+
+    Args:
+        stream_options: whether it may be sent `stream_options` (M3.3).
 
     Raises:
         Untranslatable: its shape has no words for it.
@@ -60,20 +65,33 @@ def upstream_request(request: RelayRequest, candidate: Candidate) -> UpstreamReq
     stream = request.stream or provider.aggregate
     asked = request.body if provider.reasoning else _without_reasoning(request.body)
     body = provider.shape.request(
-        asked, model=candidate.model, stream=stream, stream_options=provider.stream_options
+        asked, model=candidate.model, stream=stream, stream_options=stream_options
     )
     return UpstreamRequest(model=candidate.model, body=body, stream=stream)
 
 
+def names_stream_options(request: RelayRequest) -> bool:
+    """Whether the client sent `stream_options` of its own; else they are only ours (M3.3)."""
+    return isinstance(request.body.get("stream_options"), dict)
+
+
 def stream_wants(
-    request: RelayRequest, candidate: Candidate, *, collect_bytes_max: int | None = None
+    request: RelayRequest,
+    candidate: Candidate,
+    *,
+    stream_options: bool,
+    collect_bytes_max: int | None = None,
 ) -> StreamWants:
-    """Return what the candidate's answer shall bring the client."""
+    """Return what the candidate's answer shall bring the client.
+
+    Args:
+        stream_options: whether the candidate was sent `stream_options`.
+    """
     provider = candidate.provider
     return StreamWants(
         choices=request.choices,
         include_usage=request.include_usage,
-        usage_is_ours=provider.stream_options and not request.include_usage,
+        usage_is_ours=stream_options and not request.include_usage,
         reasoning_field=request.reasoning_field,
         cumulative_deltas=provider.cumulative_deltas,
         inline_tool_calls=provider.inline_tool_calls,

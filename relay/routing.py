@@ -27,6 +27,7 @@ class Provider:
         stream_options: it takes `stream_options` (M3.3).
         shape: the wire that it speaks (M5).
         reasoning, cumulative_deltas, inline_tool_calls: see M2.7.
+        first_byte_timeout_s, peek_first_event_s, idle_timeout_s: opt-ins of M3.3; None is off.
         max_event_bytes: bound for one event (M3.1).
         redactor: its secrets.
     """
@@ -39,6 +40,9 @@ class Provider:
     reasoning: bool = True
     cumulative_deltas: bool = False
     inline_tool_calls: bool = False
+    first_byte_timeout_s: float | None = None
+    peek_first_event_s: float | None = None
+    idle_timeout_s: float | None = None
     max_event_bytes: int = 16 * 1024 * 1024
     redactor: Redactor = field(default_factory=Redactor)
 

@@ -7,7 +7,7 @@ nothing after it (M2.1, M3.4). `pump` only awaits and writes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from encoders import openai
 from encoders.json_text import loads
@@ -25,11 +25,19 @@ from relay.refusals import error_in_stream, excerpt
 if TYPE_CHECKING:
     from encoders.translator import Translator
     from encoders.usage import TokenUsage
+    from relay.errors import UpstreamError
     from relay.redact import Redactor
 
 _RAW_MAX: Final = 500
 # Runs of plain content in one read: beyond it the read is taken event by event.
 _RUNS_MAX: Final = 4
+
+
+class ReadError(Protocol):
+    """Makes an error of the data of an error event; see `relay.refusals`."""
+
+    def __call__(self, provider: str, data: bytes, *, redactor: Redactor) -> UpstreamError:
+        """Return the error."""
 
 
 class StreamRelay:
@@ -40,6 +48,7 @@ class StreamRelay:
         lifecycle: the stream's life, already STREAMING.
         redactor: the provider's secrets.
         max_event_bytes: bound for one event (M3.1).
+        read_error: makes an error of an error event.
 
     Attributes:
         error: what ended the stream, None while it is open or if it completed.
@@ -52,12 +61,14 @@ class StreamRelay:
         lifecycle: Lifecycle,
         redactor: Redactor,
         max_event_bytes: int,
+        read_error: ReadError = error_in_stream,
     ) -> None:
         assert lifecycle.state is StreamState.STREAMING
         self._translator = translator
         self._lifecycle = lifecycle
         self._redactor = redactor
         self._splice = translator.splice
+        self._read_error = read_error
         self._decoder = SseDecoder(max_event_bytes)
         self._provider = translator.identity.provider
         self.error: RelayError | None = None
@@ -71,6 +82,11 @@ class StreamRelay:
     def outcome(self) -> Outcome | None:
         """How the stream ended; None while it is open."""
         return self._lifecycle.outcome
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether anything of an answer was seen."""
+        return self._translator.has_choice
 
     @property
     def usage(self) -> TokenUsage | None:
@@ -176,7 +192,7 @@ class StreamRelay:
                 self._upstream_error(out)
                 return
             if kind is Kind.FAILED or (event.event == b"error" and kind is Kind.SKIPPED):
-                said = error_in_stream(self._provider, event.data, redactor=self._redactor)
+                said = self._read_error(self._provider, event.data, redactor=self._redactor)
                 out.append(self.fail(said))
                 return
 
@@ -192,7 +208,7 @@ class StreamRelay:
     def _upstream_error(self, out: list[bytes]) -> None:
         """The upstream's own error event passes as sent, but for our secrets (M3.4)."""
         payload = self._redactor.data(self._translator.error_payload)
-        self.error = error_in_stream(self._provider, payload, redactor=self._redactor)
+        self.error = self._read_error(self._provider, payload, redactor=self._redactor)
         self._lifecycle.advance(StreamInput.UPSTREAM_ERROR)
         out.append(self._translator.flush() + openai.event(payload) + openai.DONE)
 

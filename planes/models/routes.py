@@ -71,6 +71,7 @@ async def chat_completions(request: web.Request, *, comments: bool) -> web.Strea
             candidates,
             record,
             gateway.inflight,
+            gateway.dialler,
             slot,
             gateway.billing,
             trial=principal.trial,

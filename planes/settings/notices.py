@@ -6,11 +6,6 @@ from planes.settings.providers import NO_KEY
 from planes.settings.root import Settings
 
 LATER_SECTIONS = ("agents", "agents_plane", "workflows", "decision")
-LATER_FLAGS = (
-    "first_byte_timeout_s",
-    "peek_first_event_s",
-    "idle_timeout_s",
-)
 OPENAI_FLAGS = ("cumulative_deltas", "inline_tool_calls")
 
 
@@ -22,7 +17,6 @@ def notices(settings: Settings) -> list[str]:
     return [
         *_providers_off(settings),
         *_models_off(settings),
-        *_flags(settings),
         *_flags_of_openai(settings),
         *_later(settings),
         *_missing(settings),
@@ -46,15 +40,6 @@ def _models_off(settings: Settings) -> Iterator[str]:
         if all(settings.provider_off_reason(name) is not None for name in providers):
             names = list(dict.fromkeys(providers))
             yield f"model {slug} has no live candidate: {_and(names)} {_be(names)} off"
-
-
-def _flags(settings: Settings) -> Iterator[str]:
-    for name, provider in settings.providers.items():
-        # A default that is written out asks for nothing.
-        fields = type(provider).model_fields
-        flags = [f for f in LATER_FLAGS if getattr(provider, f) != fields[f].default]
-        if flags:
-            yield f"provider {name}: {_and(flags)} {_be(flags)} not served yet"
 
 
 def _flags_of_openai(settings: Settings) -> Iterator[str]:

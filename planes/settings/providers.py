@@ -46,14 +46,20 @@ class Reading(Section):
         default=False, description="Whether tool calls arrive inside the text (M2.7)."
     )
     first_byte_timeout_s: Positive | None = Field(
-        default=None, description="Seconds to the first byte of a body; null is off (M3.3)."
+        default=None,
+        description="Seconds from dialling to the first byte of a stream that is not of a comment; "
+        "then the next candidate is tried. The last one is not cut. null is off (M3.3).",
     )
     peek_first_event_s: Positive | None = Field(
         default=None,
-        description="Seconds to wait for a first event before committing; null is off (M3.3).",
+        description="Seconds, from the status on, that a stream may take to its first event before "
+        "it is sent as it is: an error or an end before it is a failed attempt. "
+        "null is off (M3.3).",
     )
     idle_timeout_s: Positive | None = Field(
-        default=None, description="Seconds of silence that end a stream; null is off (M3.3)."
+        default=None,
+        description="Seconds of silence, comments counted as sound, that end a stream; "
+        "null is off (M3.3).",
     )
     max_event_mb: Positive = Field(
         default=16, description="Largest event in MiB; beyond it the stream fails (M3.1)."

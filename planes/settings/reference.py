@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from planes.settings import base
 from planes.settings.base import Section
-from planes.settings.notices import LATER_FLAGS, LATER_SECTIONS
+from planes.settings.notices import LATER_SECTIONS
 from planes.settings.root import Settings
 
 _HEAD: Final = """\
@@ -131,7 +131,7 @@ def _table(section: type[Section], links: Mapping[type[Section], str]) -> str:
     names = sorted(section.model_fields, key=lambda name: name not in section.__annotations__)
     for name in names:
         field = section.model_fields[name]
-        later = name in (LATER_SECTIONS if section is Settings else LATER_FLAGS)
+        later = section is Settings and name in LATER_SECTIONS
         key = f"*`{name}`*" if later else f"`{name}`"
         kind = _type(field.annotation, tuple(field.metadata), links)
         cells = (key, kind, _default(field), field.description or "")

@@ -85,7 +85,7 @@ class Upstream(Protocol):
         """Send the request and wait for the status line.
 
         Raises:
-            UpstreamUnavailable: refused, unreachable, name not found, connect timeout.
+            UpstreamUnreachable: refused, no route, name not found, connect timeout.
             UpstreamTimeout: no headers within `header_timeout_s`.
             UpstreamTruncated: the connection closed before a status line.
         """

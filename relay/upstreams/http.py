@@ -16,7 +16,7 @@ import aiohttp
 
 from encoders.json_text import dumps
 from encoders.shapes import OPENAI
-from relay.errors import UpstreamTimeout, UpstreamTruncated, UpstreamUnavailable
+from relay.errors import UpstreamTimeout, UpstreamTruncated, UpstreamUnreachable
 from relay.upstreams.connections import Dialling, UpstreamConnection, UpstreamConnector
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class HttpUpstream:
                     {**self._headers, "Accept": accept},
                 )
         except aiohttp.ConnectionTimeoutError:
-            raise UpstreamUnavailable(
+            raise UpstreamUnreachable(
                 f"{self._name}: no connection within {self._connect_timeout_s:g} s"
             ) from None
         except TimeoutError:
@@ -112,7 +112,7 @@ class HttpUpstream:
             ) from None
         except aiohttp.ClientConnectorError as error:
             reason = error.os_error.strerror or type(error.os_error).__name__
-            raise UpstreamUnavailable(f"{self._name} cannot be reached: {reason}") from None
+            raise UpstreamUnreachable(f"{self._name} cannot be reached: {reason}") from None
         except (aiohttp.ClientError, ConnectionError, ValueError) as error:
             raise UpstreamTruncated(
                 f"{self._name} closed the connection before it answered ({type(error).__name__})"

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from relay.errors import UpstreamRefused, UpstreamUnavailable
+from relay.errors import UpstreamRefused, UpstreamUnavailable, UpstreamUnreachable
 from relay.upstreams import llama_child, weights
 from relay.upstreams.child import STDERR_TAIL_BYTES, Child
 
@@ -74,11 +74,11 @@ class LlamaProcess:
         """Where llama.cpp serves now, `http://127.0.0.1:PORT`; another port after a restart.
 
         Raises:
-            UpstreamUnavailable: it is not up (`retry_after_s` is set).
+            UpstreamUnreachable: it is not up (`retry_after_s` is set).
         """
         child = self._child
         if child is None or child.address is None or child.exited.done():
-            raise UpstreamUnavailable(
+            raise UpstreamUnreachable(
                 f"the local model {self.model} is starting; try again in a moment",
                 retry_after_s=_RETRY_AFTER_S,
             )
@@ -231,7 +231,7 @@ class LocalUpstream:
 
         Raises:
             UpstreamRefused: 404, another model was named; llama.cpp would answer under any name.
-            UpstreamUnavailable: it is down; retry in 1 s.
+            UpstreamUnreachable: it is down; retry in 1 s.
         """
         if request.body.get("model") != self._process.model:
             raise UpstreamRefused(

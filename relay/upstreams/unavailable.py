@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from relay.errors import UpstreamUnavailable
+from relay.errors import UpstreamUnreachable
 
 if TYPE_CHECKING:
     from relay.upstreams.base import UpstreamRequest
@@ -29,7 +29,7 @@ class UnavailableUpstream:
         """Nothing to start."""
 
     async def open(self, request: UpstreamRequest) -> NoReturn:
-        raise UpstreamUnavailable(f"the provider {self._name} could not be started: {self._why}")
+        raise UpstreamUnreachable(f"the provider {self._name} could not be started: {self._why}")
 
     async def close(self) -> None:
         """Nothing to free."""

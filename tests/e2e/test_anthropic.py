@@ -68,8 +68,15 @@ async def gateway(upstream: FakeUpstream) -> AsyncIterator[GatewayProcess]:
     config["models"] |= {
         SLUG: {"candidates": [first]},
         "claude-then-gpt": {"candidates": [first, second]},
-        "gpt-then-claude": {"candidates": [second, first]},
     }
+    for number in range(3):  # who failed comes last for a while (M3.3): each failure has its own
+        config["providers"][f"claude-{number}"] = claude
+        first = {"provider": f"claude-{number}", "model": "up-claude"}
+        second = {"provider": "fake", "model": f"up-gpt-{number}"}
+        config["models"] |= {
+            f"claude-then-gpt-{number}": {"candidates": [first, second]},
+            f"gpt-then-claude-{number}": {"candidates": [second, first]},
+        }
     async with GatewayProcess(config) as process:
         yield process
 
@@ -396,7 +403,7 @@ async def test_failover_from_one_shape_to_the_other(stack: Stack) -> None:
     """M3.3, M5: each is asked in its own words, and answers in OpenAI's."""
     body: dict[str, Any] = {"max_completion_tokens": 7, "tools": [WEATHER], "stop": "x"}
     stack.up.script(*refusal(529, "overloaded_error", "Overloaded"))
-    answer = await stack.ask(*openai_stream(["from gpt"]), model="claude-then-gpt", **body)
+    answer = await stack.ask(*openai_stream(["from gpt"]), model="claude-then-gpt-0", **body)
     assert (answer.text, answer.chunks[0]["provider"]) == ("from gpt", "fake")
     first, second = stack.requests
     assert (first.path, second.path) == ("/v1/messages", "/v1/chat/completions")
@@ -407,16 +414,16 @@ async def test_failover_from_one_shape_to_the_other(stack: Stack) -> None:
     assert "x-api-key" not in second.headers
     credit = refusal(400, "invalid_request_error", "Your credit balance is too low")
     stack.up.script(*credit)
-    answer = await stack.ask(*openai_stream(["ok"]), model="claude-then-gpt")
+    answer = await stack.ask(*openai_stream(["ok"]), model="claude-then-gpt-1")
     assert answer.chunks[0]["provider"] == "fake"
-    assert {chunk["model"] for chunk in answer.chunks} == {"claude-then-gpt"}
+    assert {chunk["model"] for chunk in answer.chunks} == {"claude-then-gpt-1"}
 
 
 async def test_failover_to_the_messages_api(stack: Stack) -> None:
     stack.up.script(*json_answer({"error": {"message": "down"}}, status=500))
-    answer = await stack.ask(*answer_of(text(0, "from claude"), end()), model="gpt-then-claude")
-    assert (answer.text, answer.chunks[0]["provider"]) == ("from claude", "claude")
-    assert {chunk["model"] for chunk in answer.chunks} == {"gpt-then-claude"}
+    answer = await stack.ask(*answer_of(text(0, "from claude"), end()), model="gpt-then-claude-2")
+    assert (answer.text, answer.chunks[0]["provider"]) == ("from claude", "claude-2")
+    assert {chunk["model"] for chunk in answer.chunks} == {"gpt-then-claude-2"}
 
 
 # --- money ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from aiohttp import web
 from planes import logs
 from planes.app import make_app, make_runner
 from planes.settings import Settings
-from relay import exchange
+from relay import attempts, exchange
 from relay.stream import StreamRelay
 from tests.support.checks import until
 from tests.support.fake_upstream import DONE, FakeUpstream, Send, Sleep, Wait, chunk, sse
@@ -116,7 +116,7 @@ async def test_a_bug_before_the_first_byte_is_a_500(
     headers: list[tuple[str, str]],
 ) -> None:
     """M1.2: in the envelope, with the id under which the log has it."""
-    monkeypatch.setattr(exchange, "open_first", fail)
+    monkeypatch.setattr(attempts.Dialler, "open_first", fail)
     await ask(client, *headers, stream=stream)
     assert client.status == 500
     error = client.json["error"]

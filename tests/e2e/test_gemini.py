@@ -65,8 +65,15 @@ async def gateway(upstream: FakeUpstream) -> AsyncIterator[GatewayProcess]:
     config["models"] |= {
         SLUG: {"candidates": [first]},
         "gemini-then-gpt": {"candidates": [first, second]},
-        "gpt-then-gemini": {"candidates": [second, first]},
     }
+    for number in range(3):  # who failed comes last for a while (M3.3): each failure has its own
+        config["providers"][f"google-{number}"] = google
+        first = {"provider": f"google-{number}", "model": "up-gemini-3"}
+        second = {"provider": "fake", "model": f"up-gpt-{number}"}
+        config["models"] |= {
+            f"gemini-then-gpt-{number}": {"candidates": [first, second]},
+            f"gpt-then-gemini-{number}": {"candidates": [second, first]},
+        }
     async with GatewayProcess(config) as process:
         yield process
 
@@ -377,19 +384,20 @@ async def test_failover(stack: Stack) -> None:
     client's.
     """
     bad_key = google_error(400, "INVALID_ARGUMENT", "API key not valid.", BAD_KEY)
-    for error in (bad_key, OVERLOADED):
+    for number, error in enumerate((bad_key, OVERLOADED)):
+        slug = f"gemini-then-gpt-{number}"
         stack.up.script(*json_answer(error, status=error["error"]["code"]))
-        answer = await stack.ask(*openai_stream(["ok"]), model="gemini-then-gpt", tools=[WEATHER])
+        answer = await stack.ask(*openai_stream(["ok"]), model=slug, tools=[WEATHER])
         assert (answer.text, answer.chunks[0]["provider"]) == ("ok", "fake")
-        assert {chunk["model"] for chunk in answer.chunks} == {"gemini-then-gpt"}
+        assert {chunk["model"] for chunk in answer.chunks} == {slug}
     assert stack.requests[1].json["tools"] == [WEATHER]
     assert stack.requests[1].headers["authorization"].startswith("Bearer ")
     assert "x-goog-api-key" not in stack.requests[1].headers
     stack.up.script(*json_answer({"error": {"message": "down"}}, status=500))
-    answer = await stack.ask(Send(sent(*HELLO)), model="gpt-then-gemini")
-    assert (answer.text, answer.chunks[0]["provider"]) == ("Hello 🙂", "google")
+    answer = await stack.ask(Send(sent(*HELLO)), model="gpt-then-gemini-2")
+    assert (answer.text, answer.chunks[0]["provider"]) == ("Hello 🙂", "google-2")
     refused = google_error(400, "INVALID_ARGUMENT", "bad topK")
-    answer = await stack.ask(*json_answer(refused, status=400), model="gemini-then-gpt")
+    answer = await stack.ask(*json_answer(refused, status=400), model="gemini-then-gpt-2")
     assert (answer.status, answer.error["message"]) == (400, "bad topK")
 
 

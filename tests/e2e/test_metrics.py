@@ -144,8 +144,8 @@ async def test_every_request_is_counted_once_under_what_became_of_it(
     assert (await post(gateway, model=SPARE)).status == 200  # `gone` fails first
     assert (await post(gateway, model=DEAD)).status == 503
     own = {"error": {"message": "too long", "type": "x", "code": "context_length_exceeded"}}
-    up.script(*json_answer(own, status=400))
-    assert (await post(gateway)).status == 400
+    up.script(*json_answer(own, status=413))
+    assert (await post(gateway)).status == 413
     up.script(Head(), Send(sse(chunk("a"))), Fin())
     assert (await post(gateway)).status == 200  # and failed in-band
     await hang_up(up, gateway, Head(), Send(sse(chunk("a"))), events=1)

@@ -189,7 +189,8 @@ async def test_an_upstream_that_dies_after_output_is_billed_as_streamed(
 async def test_a_failure_before_any_output_is_a_row_of_zero(
     till: Till, steps: list[Any], status: int, code: str
 ) -> None:
-    till.up.script(*steps)
+    for _ in range(2 if status == 400 else 1):  # M3.3: once more without our `stream_options`
+        till.up.script(*steps)
     await till.post()
     (row,) = await till.books.rows(1)
     assert (row.status, row.error_code) == (status, code)

@@ -98,7 +98,7 @@ async def test_the_header_may_say_no(stack: Stack, value: str) -> None:
     assert answer.body.startswith(COMMENT)
 
 
-@pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
+@pytest.mark.parametrize("status", [404, 422, 429, 500, 503])
 async def test_a_refusal_is_no_stream(stack: Stack, status: int) -> None:
     """M1.2, M2.1: no comment comes before a status that is an error."""
     answer = await stack.ask(*json_answer({}, status=status), base=API_V1)
@@ -160,7 +160,7 @@ SCENARIOS: Final[dict[str, tuple[list[Step], dict[str, Any]]]] = {
         [Sleep(6), Head(), Sleep(1), *openai_stream(["Hi"])],
         {"base": API_V1, "key": QUIET_KEY},
     ),
-    "/v1, refused after 6 s": ([Sleep(6), *json_answer({}, status=400)], {"base": V1}),
+    "/v1, refused after 6 s": ([Sleep(6), *json_answer({}, status=422)], {"base": V1}),
     "/v1, body after 11 s": ([Head(), Sleep(11), *openai_stream(["Hi"])], {"base": V1}),
     "endless after the finish": ([Send(sse(A) + sse(STOP)), Pings(60, 0.5)], {"base": V1}),
 }
@@ -237,7 +237,7 @@ async def test_comments_end_with_the_first_byte(waited: dict[str, Waited], name:
 
 
 @pytest.mark.parametrize(
-    ("name", "status"), [("off, refused after 6 s", 429), ("/v1, refused after 6 s", 400)]
+    ("name", "status"), [("off, refused after 6 s", 429), ("/v1, refused after 6 s", 422)]
 )
 async def test_without_comments_nothing_is_committed_before_the_status(
     waited: dict[str, Waited], name: str, status: int

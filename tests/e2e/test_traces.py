@@ -258,7 +258,7 @@ async def test_no_content_and_no_secret_is_sent(
 ) -> None:
     """O3.7: neither side's words, not even in a provider's error message."""
     up.script(*openai_stream(["OUTPUT-WORDS"]))
-    up.script(*json_answer({"error": {"message": "you said PROMPT-WORDS"}}, status=400))
+    up.script(*json_answer({"error": {"message": "you said PROMPT-WORDS"}}, status=422))
     words = [{"role": "user", "content": "PROMPT-WORDS"}]
     await post(gateway, messages=words)
     await post(gateway, messages=words)

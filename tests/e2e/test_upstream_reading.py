@@ -292,9 +292,9 @@ async def test_packed_bodies(stack: Stack, coding: str, pack: Callable[[bytes], 
         assert answer.data == EXPECTED
         assert answer.header("content-encoding") is None
     assert (await stack.request()).headers["accept-encoding"] == "identity"
-    refused = Head(400, {"content-encoding": coding})
+    refused = Head(422, {"content-encoding": coding})
     answer = await stack.ask(refused, Send(pack(b'{"error":{"message":"too warm"}}')))
-    assert (answer.status, answer.error["message"]) == (400, "too warm")
+    assert (answer.status, answer.error["message"]) == (422, "too warm")
 
 
 def gzip_pieces(parts: Sequence[bytes]) -> list[bytes]:

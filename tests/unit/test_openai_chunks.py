@@ -133,6 +133,18 @@ def test_a_member_behind_choices_that_ends_like_the_tail_is_no_part_of_choices(
     assert target.characters == 10
 
 
+def test_a_varying_last_member_that_stands_before_ours() -> None:
+    """A chunk without a model gets ours behind its last member."""
+    frames = [
+        b'{"choices":[{"index":0,"delta":{%s"content":"a"}}],"obfuscation":"%s"}' % parts
+        for parts in ((b'"role":"assistant",', b"x"), (b"", b"x"), (b"", b"yy"), (b"", b"zzz"))
+    ]
+    _, events = run(frames)
+    got = parsed(events)
+    assert [(c["model"], c["provider"]) for c in got] == [("test/model", "fake")] * 4
+    assert [c["obfuscation"] for c in got] == ["x", "x", "yy", "zzz"]
+
+
 members_of_chunks = st.fixed_dictionaries(
     {"choices": st.just(None)},
     optional={

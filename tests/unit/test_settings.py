@@ -349,18 +349,10 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
             "providers a, b and c are off: api_key is empty",
         ),
         (
-            {"providers": {"x": OPENAI | {"idle_timeout_s": 5, "peek_first_event_s": 1}}},
-            "provider x: peek_first_event_s and idle_timeout_s are not served yet",
-        ),
-        (
             {"agents": {"a": {"model": "m"}}, "decision": {"account_streams": 2}},
             "agents and decision are configured but not served yet",
         ),
         ({"workflows": {}}, "workflows is configured but not served yet"),
-        (
-            {"providers": {"x": OPENAI | {"idle_timeout_s": 5, "first_byte_timeout_s": None}}},
-            "provider x: idle_timeout_s is not served yet",
-        ),
         (
             {"keys": []},
             "no keys in the configuration: only those of `sluicegate keys create` are accepted",
