@@ -6,11 +6,13 @@ from status and code, and `error.retryable`, `x-should-retry` and `retry.should_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from encoders.json_text import dumps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # Codes whose type is not the one of their status.
 _TYPE_BY_CODE: Final[Mapping[str, str]] = {"media_unpriced": "invalid_request_error"}
