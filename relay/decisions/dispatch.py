@@ -1,4 +1,4 @@
-"""One decide in flight, one intent that waits, and the events each covers. [pure] D5.1 – D5.5."""
+"""One decide in flight, one intent that waits, and the events each covers. [pure] D5.1 to D5.5."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ class Dispatcher:
     """Decides when the next decide may start.
 
     Args:
-        min_interval_s: from one start to the next.
         max_failures: consecutive retryable failures of one version that end the stream.
+
+    Attributes:
+        min_interval_s: from one start to the next.
     """
 
-    def __init__(self, *, min_interval_s: float, max_failures: int) -> None:
-        self._min_interval_s = min_interval_s
+    def __init__(self, *, max_failures: int) -> None:
+        self.min_interval_s = 0.0
         self._max_failures = max_failures
         self._intent_since: float | None = None
         self._gate = 0.0
@@ -100,7 +102,7 @@ class Dispatcher:
         self.in_flight = Dispatch(self._tickets, version, batch, self._intent_since, now)
         self._intent_since = None
         self._not_before = None
-        self._gate = now + self._min_interval_s
+        self._gate = now + self.min_interval_s
         return self.in_flight
 
     def settle(self, ticket: int) -> Dispatch | None:
@@ -114,7 +116,7 @@ class Dispatcher:
         """A dispatch failed: the next one covers its events again (D5.3)."""
         self._uncovered[:0] = batch
 
-    def succeeded(self) -> None:
+    def forget_failures(self) -> None:
         """Failures are no longer consecutive."""
         self._failures = 0
 

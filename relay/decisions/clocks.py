@@ -1,10 +1,15 @@
-"""Heartbeats: when a probe is due, and whether its answer is late. [pure] D3.2, D3.3."""
+"""The clocks of a stream: start, idle, lifetime, heartbeats. [pure] D3.1 to D3.5."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from relay.decisions.limits import DecisionLimits
+
 
 class Probes:
-    """Probes of one kind, JSON or native, with nonces 1, 2, 3 …
+    """Heartbeats of one kind, JSON or native, with nonces 1, 2, 3 … (D3.2, D3.3)
 
     Args:
         interval_s: between two probes.
@@ -57,3 +62,37 @@ class Probes:
         """When to look again."""
         late = [at for at in self._late_at.values() if at is not None]
         return min([self._next_at, *late])
+
+
+class Clocks:
+    """All of them, for one stream that was opened at `now`."""
+
+    def __init__(self, limits: DecisionLimits, now: float) -> None:
+        self._idle_s = limits.idle_timeout_ms / 1000
+        self._active_at = now
+        self.start_by = now + limits.start_timeout_ms / 1000
+        self.lifetime_end = now + limits.max_duration_ms / 1000
+        self.json_probes = _probes(limits, limits.heartbeat_interval_ms, now)
+        self.native_probes = _probes(limits, limits.native_heartbeat_interval_ms, now)
+
+    def active(self, now: float) -> None:
+        """An application message came, or a decide was settled: the idle clock starts again."""
+        self._active_at = now
+
+    @property
+    def idle_at(self) -> float:
+        """When the stream is idle if nothing holds the clock (D3.4)."""
+        return self._active_at + self._idle_s
+
+    def missed(self, now: float) -> bool:
+        """Whether the answer to a probe of either kind is late."""
+        return self.json_probes.missed(now) or self.native_probes.missed(now)
+
+
+def _probes(limits: DecisionLimits, interval_ms: int, now: float) -> Probes:
+    return Probes(
+        now,
+        interval_s=interval_ms / 1000,
+        timeout_s=limits.pong_timeout_ms / 1000,
+        most=limits.max_pending_probes,
+    )
