@@ -62,11 +62,16 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start(Mutation):
-    """`start`. `questions` and `policy` are compact JSON; None is left out of the decide body."""
+    """`start`. `policy` is compact JSON; what is None is left out of the decide body.
+
+    Attributes:
+        questions: by name. encoded_questions: their compact JSON.
+    """
 
     model: str
     state: StateValue
-    questions: bytes
+    questions: Mapping[str, Any]
+    encoded_questions: bytes
     attachments: tuple[Attachment, ...]
     prompt_cache_key: str | None
     route: str | None
@@ -196,7 +201,8 @@ def _start(value: dict[str, Any]) -> Start:
         refusal=held or refusal,
         model=text(request["model"], "request.model", longest=200),
         state=_state(request["state"], "request.state"),
-        questions=compact(request["questions"]),
+        questions=request["questions"],
+        encoded_questions=compact(request["questions"]),
         attachments=attachments or (),
         prompt_cache_key=optional.get("prompt_cache_key"),
         route=optional["route"],

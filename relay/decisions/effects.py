@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from encoders.decision_errors import DecisionError
     from encoders.decision_frames import RateLimit
+    from encoders.decision_served import Subject
 
 
 class Opcode(Enum):
@@ -43,12 +44,14 @@ class StartDecide:
         body: the decide body, canonical JSON (D4.10).
         idempotency_key: the key of the state's version, or None.
         state_version: the version of the snapshot.
+        subject: what `check_served` looks at before a backend is asked.
     """
 
     ticket: int
     body: bytes
     idempotency_key: str | None
     state_version: int
+    subject: Subject
 
 
 @dataclass(frozen=True, slots=True)

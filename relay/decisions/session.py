@@ -165,8 +165,15 @@ class DecisionSession:
         document = self._intake.document
         if dispatch is None or document is None:
             return False
-        effect = StartDecide(dispatch.ticket, document.body(), self._intake.key, dispatch.version)
-        self._outlet.ask(effect)
+        self._outlet.ask(
+            StartDecide(
+                ticket=dispatch.ticket,
+                body=document.body(),
+                idempotency_key=self._intake.key,
+                state_version=dispatch.version,
+                subject=document.subject(),
+            )
+        )
         return True
 
     def start_refused(self, wait_ms: int, now: float) -> None:

@@ -13,6 +13,7 @@ from encoders.decision_attachments import check_list
 from encoders.decision_errors import DecisionError, error
 from encoders.decision_json import compact
 from encoders.decision_messages import Append, AppendAttachments, Replace, StateValue
+from encoders.decision_served import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,7 +50,7 @@ class StateDocument:
     def __init__(self, start: Start, stream_id: str) -> None:
         key = start.prompt_cache_key if start.prompt_cache_key is not None else stream_id
         self._head = b'{"model":' + compact(start.model) + b',"state":'
-        self._questions = b',"questions":' + start.questions
+        self._questions = b',"questions":' + start.encoded_questions
         tail = b',"prompt_cache_key":' + compact(key)
         if start.route is not None:
             tail += b',"route":' + compact(start.route)
@@ -59,6 +60,8 @@ class StateDocument:
             tail += b',"policy":' + start.policy
         self._tail = tail + b"}"
         self._fixed_bytes = len(self._head) + len(self._questions) + len(self._tail)
+        self._model = start.model
+        self._asked = start.questions
         self.kind: StateKind = start.state.kind
         self.attachments = start.attachments
         self.state_bytes = _size(start.state)
@@ -121,6 +124,10 @@ class StateDocument:
         self.kind = change.kind
         self.state_bytes = change.state_bytes
         self.attachments = change.attachments
+
+    def subject(self) -> Subject:
+        """What is checked when this state is decided."""
+        return Subject(self._model, self._asked, self.attachments)
 
     def body(self) -> bytes:
         """The decide body: equal content gives equal bytes, whatever led to it (D4.10)."""
