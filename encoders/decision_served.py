@@ -31,7 +31,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What a model is served with: questions of a decide, options of a choice, levels of a score."""
+    """The most questions of a decide, options of a choice and levels of a score of a model."""
 
     questions: int = MAX_QUESTIONS
     choice_options: int = MAX_OPTIONS
