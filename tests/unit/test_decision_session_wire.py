@@ -9,7 +9,7 @@ import pytest
 
 from encoders.decision_frames import RateLimit
 from encoders.decision_messages import decode
-from tests.support.decisions import REQUEST_ID, STREAM_ID, Driver, encode, start_message
+from tests.support.decision_driver import REQUEST_ID, STREAM_ID, Driver, encode, start_message
 
 SEED_LIMITS = {
     "max_duration_ms": 3600000,
