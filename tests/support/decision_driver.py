@@ -1,82 +1,197 @@
-"""A gateway with a decision plane, and streams on it, raw or by the real client."""
+"""Drives a DecisionSession on a fake clock: messages in as dicts, frames out as dicts."""
 
 from __future__ import annotations
 
+import base64
 import json
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
-from system_zero import SystemZeroStreamClient
-
-from tests.support.gateway import AUTH, KEY, GatewayProcess
-from tests.support.websocket import STREAM, RawSocket
+from encoders.decision_errors import DecisionError, error
+from relay.decisions.effects import Close, Decided, Failed, Opcode, StartDecide, TakeStart
+from relay.decisions.limits import DecisionLimits
+from relay.decisions.session import DecisionSession
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from encoders.decision_frames import RateLimit
+    from relay.decisions.effects import Effect
 
-SECOND_KEY: Final = "ozk_test_second_0123456789"
-SUSPENDED_KEY: Final = "ozk_test_suspended_0123456789"
-REVOKED_KEY: Final = "ozk_test_revoked_0123456789"
-MODEL: Final = "rightnow-decision"
-QUESTIONS: Final = {"ready": {"type": "boolean", "instructions": "Is it ready?"}}
-
-
-def config(
-    *, limits: dict[str, float] | None = None, server: dict[str, Any] | None = None, **decision: Any
-) -> dict[str, Any]:
-    """A gateway whose decisions are scripted; see `tests.support.decision_gateway`."""
-    return {
-        "server": {"host": "127.0.0.1"} | (server or {}),
-        "keys": [
-            {"key": KEY, "org": "test", "max_concurrent": 4},
-            {"key": SECOND_KEY, "org": "second"},
-            {"key": SUSPENDED_KEY, "org": "suspended", "status": "suspended"},
-            {"key": REVOKED_KEY, "org": "revoked", "status": "revoked"},
-        ],
-        "decision": {
-            "backend": {"kind": "system-zero", "base_url": "http://127.0.0.1:9/v1"},
-            "limits": limits or {},
-        }
-        | decision,
-        "telemetry": {"log": "json"},
-    }
+STREAM_ID = "szws_0123456789abcdef0123456789abcdef"
+REQUEST_ID = "example-opening"
+QUESTIONS: dict[str, Any] = {"ready": {"type": "boolean", "instructions": "Is the job ready?"}}
+REPLY = b'{"id":"szd_1","answers":{}}'
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 
 
-def gateway(config: dict[str, Any], **more: Any) -> GatewayProcess:
-    """The gateway of such a configuration."""
-    return GatewayProcess(config, module="tests.support.decision_gateway", **more)
+def encode(message: object) -> bytes:
+    """A message as the real client encodes it."""
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def decides(process: GatewayProcess, what: str = "began") -> list[dict[str, Any]]:
-    """The calls of the backend so far, in order."""
-    file = process.workdir / "decides.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [call for line in lines if (call := json.loads(line))["what"] == what]
+def attachment(
+    name: str, data: bytes = PNG, *, kind: str = "image", mime: str = "image/png"
+) -> dict[str, str]:
+    """An inline attachment."""
+    payload = base64.b64encode(data).decode()
+    return {"name": name, "type": kind, "data": f"data:{mime};base64,{payload}"}
 
 
-def start(state: Any = "Initial log\n", *, mode: str = "on_request", **more: Any) -> dict[str, Any]:
-    """The fields of a `start`."""
-    request = {"model": MODEL, "state": state, "questions": QUESTIONS}
-    request |= more.pop("request", {})
-    return {"type": "start", "event_id": "evt_1", "request": request, "decision_mode": mode} | more
+def start_message(state: Any = "", *, mode: str = "on_request", **request: Any) -> dict[str, Any]:
+    """A `start`; further arguments are members of its request."""
+    members = {"model": "MODEL_ID", "state": state, "questions": QUESTIONS} | request
+    return {"type": "start", "event_id": "evt_1", "request": members, "decision_mode": mode}
 
 
-@asynccontextmanager
-async def opened(
-    process: GatewayProcess, *, key: str = KEY, rcvbuf: int | None = None
-) -> AsyncIterator[RawSocket]:
-    """A raw stream whose `hello` was read."""
-    async with process.client(rcvbuf=rcvbuf) as client:
-        socket = RawSocket(client)
-        auth = ("authorization", f"Bearer {key}")
-        status = await socket.open(STREAM, headers=[auth if key != KEY else AUTH])
-        assert status == 101, client.body
-        hello = await socket.json()
-        assert hello["type"] == "hello"
-        yield socket
+class Driver:
+    """A session, its clock, and everything that came out of it.
 
+    Args:
+        grant: answer `TakeStart` with a start at once. write: take and write every frame at once.
+        limits: overrides by name.
 
-def real_client(process: GatewayProcess, *, key: str = KEY, **more: Any) -> SystemZeroStreamClient:
-    """The published client, unmodified."""
-    url = f"ws://{process.host}:{process.port}{STREAM}"
-    return SystemZeroStreamClient(key, stream_url=url, **more)
+    Attributes:
+        frames: JSON frames so far, decoded. raw: the same, as bytes. pings: payloads of native
+            pings. decides: `StartDecide` effects that were not resolved yet. asked: how often a
+            start was asked for. closed: the `Close`.
+    """
+
+    def __init__(
+        self,
+        *,
+        grant: bool = True,
+        write: bool = True,
+        now: float = 1000.0,
+        rate_limit: RateLimit | None = None,
+        **limits: float,
+    ) -> None:
+        self.now = now
+        self.grant = grant
+        self.write = write
+        self.frames: list[dict[str, Any]] = []
+        self.raw: list[bytes] = []
+        self.pings: list[bytes] = []
+        self.decides: deque[StartDecide] = deque()
+        self.asked = 0
+        self.closed: Close | None = None
+        self.limits = DecisionLimits.of(limits)
+        self.session = DecisionSession(
+            self.limits,
+            stream_id=STREAM_ID,
+            request_id=REQUEST_ID,
+            now=now,
+            rate_limit=rate_limit,
+        )
+        self.pump()
+
+    def pump(self) -> list[dict[str, Any]]:
+        """Take what the session has; returns the new JSON frames."""
+        before = len(self.frames)
+        while True:
+            if self.write:
+                self._take_frames()
+            effect = self.session.next_effect()
+            if effect is None:
+                return self.frames[before:]
+            self._do(effect)
+
+    def _take_frames(self) -> None:
+        for frame in self.session.frames_to_send():
+            if frame.opcode is Opcode.PING:
+                self.pings.append(frame.payload)
+            else:
+                self.raw.append(frame.payload)
+                self.frames.append(json.loads(frame.payload))
+            self.session.written(self.now)
+
+    def _do(self, effect: Effect) -> None:
+        assert self.closed is None, "an effect after the Close"
+        if isinstance(effect, TakeStart):
+            self.asked += 1
+            if self.grant:
+                assert self.session.start_granted(self.now)
+        elif isinstance(effect, StartDecide):
+            self.decides.append(effect)
+        else:
+            self.closed = effect
+
+    def send(self, message: object) -> list[dict[str, Any]]:
+        """Send a message: bytes as they are, all else as JSON. Returns the frames it caused."""
+        data = message if isinstance(message, bytes) else encode(message)
+        self.session.receive(data, self.now)
+        return self.pump()
+
+    def start(self, state: Any = "", **more: Any) -> dict[str, Any]:
+        """Send a `start` that is accepted; returns its ack."""
+        (ack,) = self.send(start_message(state, **more))
+        assert ack["type"] == "ack", ack
+        return ack
+
+    def append(self, text: Any = "x", **more: Any) -> list[dict[str, Any]]:
+        """Send the next `append_text`."""
+        return self.send({"type": "append_text", "event_id": self.next_id, "text": text} | more)
+
+    def replace(self, state: Any, **more: Any) -> list[dict[str, Any]]:
+        """Send the next `replace`."""
+        return self.send({"type": "replace", "event_id": self.next_id, "state": state} | more)
+
+    def decide(self, version: int | None = None) -> list[dict[str, Any]]:
+        """Send a `decide` for the current version, or another."""
+        named = self.session.state_version if version is None else version
+        return self.send({"type": "decide", "state_version": named})
+
+    @property
+    def next_id(self) -> str:
+        """The event id that is next."""
+        return f"evt_{self.session.state_version + 1}"
+
+    def answer(self, reply: bytes = REPLY, **more: Any) -> list[dict[str, Any]]:
+        """Resolve the running decide with a reply."""
+        decided = Decided(reply=reply, request_id="example-decision", **more)
+        self.session.resolve(self.decides.popleft().ticket, decided, self.now)
+        return self.pump()
+
+    def fail(self, problem: DecisionError | str, **more: Any) -> list[dict[str, Any]]:
+        """Resolve the running decide with an error, or with the error of a code."""
+        if isinstance(problem, str):
+            problem = error(problem, "it failed", **more)
+        failed = Failed(error=problem, request_id="example-decision")
+        self.session.resolve(self.decides.popleft().ticket, failed, self.now)
+        return self.pump()
+
+    def advance(self, seconds: float) -> list[dict[str, Any]]:
+        """Let time pass, waking the session at each of its deadlines."""
+        before = len(self.frames)
+        target = self.now + seconds
+        while (due := self.session.next_deadline()) is not None and due <= target:
+            self.now = max(self.now, due)
+            self.session.handle_timeout(self.now)
+            self.pump()
+            after = self.session.next_deadline()
+            assert after is None or after > self.now, "woken for nothing"
+        self.now = target
+        return self.frames[before:]
+
+    def advance_alive(self, seconds: float) -> list[dict[str, Any]]:
+        """Let time pass while the peer answers every heartbeat at once."""
+        before = len(self.frames)
+        target = self.now + seconds
+        while (due := self.session.next_deadline()) is not None and due <= target:
+            frames, pings = len(self.frames), len(self.pings)
+            self.advance(max(0.0, due - self.now))
+            for payload in self.pings[pings:]:
+                self.session.receive_control(10, payload, self.now)
+            for frame in self.frames[frames:]:
+                if frame["type"] == "ping":
+                    self.send({"type": "pong", "nonce": frame["nonce"]})
+        self.now = target
+        return self.frames[before:]
+
+    def drain(self) -> list[dict[str, Any]]:
+        """The process stops."""
+        self.session.drain(self.now)
+        return self.pump()
+
+    @property
+    def types(self) -> list[str]:
+        """The types of all JSON frames so far."""
+        return [frame["type"] for frame in self.frames]
