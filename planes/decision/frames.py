@@ -142,6 +142,7 @@ class FrameReader:
         protocol = self._protocol
         protocol.receive_data(piece)  # type: ignore[arg-type]  # any buffer will do
         for frame in protocol.events_received():
+            assert isinstance(frame, Frame)  # no handshake on an open connection
             if frame.opcode in CTRL_OPCODES:
                 yield _control(frame)
             else:

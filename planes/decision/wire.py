@@ -65,11 +65,11 @@ class Wire:
         self._acked = 0
         self._unsent = 0
 
-    async def accept(self, headers: Mapping[str, str], peer: Peer) -> web.StreamResponse:
-        """Answer 101 and begin to read.
+    async def accept(self, headers: Mapping[str, str]) -> web.StreamResponse:
+        """Answer 101; what comes before `listen` waits.
 
         Args:
-            headers: of the 101, those of the handshake too. peer: who is told from here on.
+            headers: of the 101, those of the handshake too.
 
         Raises:
             ConnectionError: the client is gone.
@@ -84,10 +84,20 @@ class Wire:
         bound_buffers(transport, 0)
         writer = await response.prepare(request)
         assert isinstance(writer, StreamWriter)
-        self._writer, self._transport, self._peer = writer, transport, peer
+        self._writer, self._transport = writer, transport
         request.protocol.keep_alive(False)
-        request.protocol.set_parser(cast("WebSocketReader", self))
         return response
+
+    def listen(self, peer: Peer) -> None:
+        """Begin to read.
+
+        Args:
+            peer: who is told from here on.
+        """
+        self._peer = peer
+        self._request.protocol.set_parser(cast("WebSocketReader", self))
+        if self._request.transport is None:
+            self._hear_end()
 
     # -- in: what aiohttp calls -----------------------------------------------------------------
 
@@ -120,6 +130,11 @@ class Wire:
     def stop_reading(self) -> None:
         """Drop whatever the client still sends."""
         self._reader.ended = True
+
+    @property
+    def reading_ended(self) -> bool:
+        """Whether nothing more of the client is understood: its Close, or what broke the rules."""
+        return self._reader.ended
 
     @property
     def pending_bytes(self) -> int:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Field, Tag, field_validator
 
 from planes.settings.base import Amount, ApiKey, HttpUrl, Line, Section, Text, by_kind, complaint
+from relay.decisions.limits import DecisionLimits
 
 Media = Literal["image", "audio", "document", "video"]
 Limit = Annotated[Amount, AfterValidator(lambda v: int(v) if v.is_integer() else v)]
@@ -88,3 +89,12 @@ class Decision(Section):
     limits: Limits = Field(
         default={}, description="Any limit by its name, whose unit is in the name (D1.7, D3)."
     )
+
+    @field_validator("limits")
+    @classmethod
+    def _known(cls, value: Mapping[str, float]) -> Mapping[str, float]:
+        try:
+            DecisionLimits.of(value)
+        except ValueError as error:
+            raise complaint(str(error)) from None
+        return value

@@ -173,7 +173,7 @@ class Store(Protocol):
     async def release_stream(self, stream_id: str) -> None:
         """Give the lease up. Idempotent."""
 
-    async def start_decision(self, org: str, *, now: float, per_minute: int, burst: int) -> float:
+    async def start_decision(self, org: str, *, now: float, per_minute: float, burst: int) -> float:
         """Take one of the org's decision starts (D5.4). 0: it is taken. Else none is left, and
         this is in how many seconds the next one is there.
         """

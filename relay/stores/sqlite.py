@@ -132,7 +132,7 @@ class SqliteStore:
     async def release_stream(self, stream_id: str) -> None:
         await self._writer.run(lambda c: decision.release_stream(c, stream_id))
 
-    async def start_decision(self, org: str, *, now: float, per_minute: int, burst: int) -> float:
+    async def start_decision(self, org: str, *, now: float, per_minute: float, burst: int) -> float:
         return await self._writer.run(
             lambda c: decision.start_decision(c, org, now=now, per_minute=per_minute, burst=burst)
         )

@@ -47,7 +47,7 @@ def release_stream(connection: sqlite3.Connection, stream_id: str) -> None:
 
 
 def start_decision(
-    connection: sqlite3.Connection, org: str, *, now: float, per_minute: int, burst: int
+    connection: sqlite3.Connection, org: str, *, now: float, per_minute: float, burst: int
 ) -> float:
     every_s = 60 / per_minute
     row = connection.execute(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from system_zero import SystemZeroStreamClient
 
-from tests.support.gateway import AUTH, KEY, GatewayProcess
+from tests.support.gateway import KEY, GatewayProcess
 from tests.support.websocket import STREAM, RawSocket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+_ORGS: Final = 100
 SECOND_KEY: Final = "ozk_test_second_0123456789"
 SUSPENDED_KEY: Final = "ozk_test_suspended_0123456789"
 REVOKED_KEY: Final = "ozk_test_revoked_0123456789"
@@ -30,6 +32,7 @@ def config(
         "keys": [
             {"key": KEY, "org": "test", "max_concurrent": 4},
             {"key": SECOND_KEY, "org": "second"},
+            *({"key": f"ozk_test_org_{i}_0123456789", "org": f"org-{i}"} for i in range(_ORGS)),
             {"key": SUSPENDED_KEY, "org": "suspended", "status": "suspended"},
             {"key": REVOKED_KEY, "org": "revoked", "status": "revoked"},
         ],
@@ -45,6 +48,14 @@ def config(
 def gateway(config: dict[str, Any], **more: Any) -> GatewayProcess:
     """The gateway of such a configuration."""
     return GatewayProcess(config, module="tests.support.decision_gateway", **more)
+
+
+_next_org = itertools.count()
+
+
+def fresh_key() -> str:
+    """The key of an account that has done nothing yet: tests that share a gateway share none."""
+    return f"ozk_test_org_{next(_next_org) % _ORGS}_0123456789"
 
 
 def decides(process: GatewayProcess, what: str = "began") -> list[dict[str, Any]]:
@@ -63,20 +74,30 @@ def start(state: Any = "Initial log\n", *, mode: str = "on_request", **more: Any
 
 @asynccontextmanager
 async def opened(
-    process: GatewayProcess, *, key: str = KEY, rcvbuf: int | None = None
+    process: GatewayProcess, *, key: str | None = None, rcvbuf: int | None = None
 ) -> AsyncIterator[RawSocket]:
-    """A raw stream whose `hello` was read."""
+    """A raw stream whose `hello` was read.
+
+    Args:
+        key: without it, that of an account of its own.
+    """
     async with process.client(rcvbuf=rcvbuf) as client:
         socket = RawSocket(client)
-        auth = ("authorization", f"Bearer {key}")
-        status = await socket.open(STREAM, headers=[auth if key != KEY else AUTH])
+        status = await socket.open(STREAM, headers=[auth(key or fresh_key())])
         assert status == 101, client.body
         hello = await socket.json()
         assert hello["type"] == "hello"
         yield socket
 
 
-def real_client(process: GatewayProcess, *, key: str = KEY, **more: Any) -> SystemZeroStreamClient:
+def auth(key: str) -> tuple[str, str]:
+    """The header of a key."""
+    return ("authorization", f"Bearer {key}")
+
+
+def real_client(
+    process: GatewayProcess, *, key: str | None = None, **more: Any
+) -> SystemZeroStreamClient:
     """The published client, unmodified."""
     url = f"ws://{process.host}:{process.port}{STREAM}"
-    return SystemZeroStreamClient(key, stream_url=url, **more)
+    return SystemZeroStreamClient(key or fresh_key(), stream_url=url, **more)

@@ -48,7 +48,8 @@ class Echo:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.wire = Wire(request, FrameReader(LIMIT), stall_s=self.stall_s)
-        response = await self.wire.accept(HEADERS, self)
+        response = await self.wire.accept(HEADERS)
+        self.wire.listen(self)
         try:
             await self.done.wait()
         except asyncio.CancelledError:
@@ -69,6 +70,8 @@ class Echo:
             case Violation(code, _):
                 self.wire.write(encode_close(code, ""))
                 self.done.set()
+            case _:
+                pass
 
     def stalled(self) -> None:
         self.stalls += 1
