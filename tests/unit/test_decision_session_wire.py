@@ -127,7 +127,7 @@ def test_d2_2_nesting_over_256_refuses_the_mutation() -> None:
 def test_d2_3_a_refusal_is_an_error_frame_of_phase_protocol() -> None:
     driver = Driver()
     driver.start()
-    (frame,) = driver.append(5)  # type: ignore[arg-type]  # that is the point
+    (frame,) = driver.append(5)
     assert frame == {
         "type": "error",
         "stream_id": STREAM_ID,
