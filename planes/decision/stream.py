@@ -266,10 +266,9 @@ class Stream:
                 self._session.client_closed(self._now())
                 self._closing(arrival.code or 1005, "client")
                 self._spawn(self._close_back(arrival.payload))
-        else:
-            if first:
-                self._session.lost(self._now())
-                self._closing(None, "lost")
+        elif first:
+            self._session.lost(self._now())
+            self._closing(None, "lost")
             self._spawn(self._leave())
 
     def stalled(self) -> None:
