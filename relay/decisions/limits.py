@@ -71,14 +71,17 @@ class DecisionLimits:
                 where there are only whole numbers; the message names it.
         """
         known = {field.name: field.type for field in fields(cls)}
+        values: dict[str, float] = {}
         for name, value in overrides.items():
             if name not in known:
                 raise ValueError(f"there is no limit {name!r}")
-            if value <= 0 and name not in _MAY_BE_ZERO:
+            if value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
                 raise ValueError(f"{name} must be more than 0")
-            if known[name] == "int" and value != int(value):
+            whole = known[name] == "int"
+            if whole and value != int(value):
                 raise ValueError(f"{name} must be a whole number")
-        return cls(**overrides)  # type: ignore[arg-type]  # checked above, field by field
+            values[name] = int(value) if whole else value
+        return cls(**values)  # type: ignore[arg-type]  # checked above, field by field
 
     def advertised(self) -> dict[str, float]:
         """The 24 limits of `hello`, in order (D1.7)."""

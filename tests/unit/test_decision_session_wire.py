@@ -265,7 +265,7 @@ def test_d2_4_control_bytes_are_payload_and_6() -> None:
     driver = Driver()
     for _ in range(7):
         driver.session.receive_control(9, bytes(125), driver.now)
-    driver.session.receive_control(9, bytes(101), driver.now)  # 7 × 131 + 107 = 1024
+    driver.session.receive_control(9, bytes(101), driver.now)  # 7 * 131 + 107 = 1024
     assert not driver.session.closing
     driver.session.receive_control(9, b"", driver.now)
     driver.pump()
