@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from encoders.decision_served import ModelLimits, Served
 from planes.decision import backends
 from planes.decision.stream import Services, Stream
 from relay.decisions.limits import DecisionLimits
@@ -95,7 +96,16 @@ def make_plane(
     services = Services(
         limits=DecisionLimits.of(settings.limits),
         store=store,
-        decider=DecideService(backend, slots),
+        decider=DecideService(backend, _served(settings), slots),
         inflight=inflight,
     )
     return DecisionPlane(settings, services)
+
+
+def _served(settings: Decision) -> Served:
+    limits = {
+        name: ModelLimits(**{key: int(most) for key, most in model.limits.items()})
+        for model in settings.models
+        for name in (model.id, *model.aliases)
+    }
+    return Served(models=limits, media=settings.media)

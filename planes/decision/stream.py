@@ -353,10 +353,7 @@ class Stream:
             result: Decided | Failed = Failed(error=account, request_id=self._account.request_id)
         else:
             result = await self._services.decider.decide(
-                account.org,
-                asked.body,
-                idempotency_key=asked.idempotency_key,
-                max_concurrent=account.max_concurrent,
+                account.org, asked, max_concurrent=account.max_concurrent
             )
         self._decides.pop(asked.ticket, None)
         self._decided += isinstance(result, Decided)

@@ -11,6 +11,7 @@ from relay.decisions.limits import DecisionLimits
 Media = Literal["image", "audio", "document", "video"]
 Limit = Annotated[Amount, AfterValidator(lambda v: int(v) if v.is_integer() else v)]
 Limits = Mapping[Text, Limit]
+_MODEL_LIMITS = ("questions", "choice_options", "score_levels")
 
 
 class ChatLogprobsBackend(Section):
@@ -50,7 +51,20 @@ class DecisionModel(Section):
 
     id: Line = Field(description="Its name.")
     aliases: tuple[Line, ...] = Field(default=(), description="Further names of it.")
-    limits: Limits = Field(default={}, description="Its limits, by name (D4.4).")
+    limits: Limits = Field(
+        default={},
+        description="Its limits: `questions`, `choice_options`, `score_levels` (D4.4).",
+    )
+
+    @field_validator("limits")
+    @classmethod
+    def _served(cls, value: Mapping[str, float]) -> Mapping[str, float]:
+        for name, most in value.items():
+            if name not in _MODEL_LIMITS:
+                raise complaint(f"has no limit of that name; there are {', '.join(_MODEL_LIMITS)}")
+            if most < 1 or most != int(most):
+                raise complaint(f"{name} must be a whole number from 1")
+        return value
 
 
 class DecisionPrice(Section):

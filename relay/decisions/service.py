@@ -1,4 +1,4 @@
-"""Runs one decide: a slot of the account, then the backend (D5.4, D5.6, D6.5)."""
+"""Runs one decide: what is served, a slot of the account, the backend (D4.4, D5.4, D5.6, D6.5)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from encoders.decision_errors import DecisionError, error
+from encoders.decision_served import check_served
 from relay.decisions.effects import Decided, Failed
 from relay.errors import ConcurrencyExceeded
 
 if TYPE_CHECKING:
+    from encoders.decision_served import Served
     from relay.deciders.base import DecisionBackend, DecisionReply
+    from relay.decisions.effects import StartDecide
     from relay.slots import Slots
 
 _log: Final = logging.getLogger("sluicegate.decisions")
@@ -29,36 +32,38 @@ class DecideService:
     """Decides for accounts.
 
     Args:
+        served: what is refused before the backend is asked.
         slots: where an account's concurrent requests are counted, on every plane.
     """
 
-    def __init__(self, backend: DecisionBackend, slots: Slots) -> None:
+    def __init__(self, backend: DecisionBackend, served: Served, slots: Slots) -> None:
         self._backend = backend
+        self._served = served
         self._slots = slots
 
     async def decide(
-        self, org: str, body: bytes, *, idempotency_key: str | None, max_concurrent: int | None
+        self, org: str, asked: StartDecide, *, max_concurrent: int | None
     ) -> Decided | Failed:
         """Decide once; a failure is an answer too, nothing is raised.
 
         Args:
-            body: a decide body, canonical JSON.
             max_concurrent: the account's limit, None for none.
         """
         loop = asyncio.get_running_loop()
         request_id = f"req_{secrets.token_hex(12)}"
         started = loop.time()
-        key = None if idempotency_key is None else _derived(org, idempotency_key)
-        try:
-            with self._slots.hold(org, request_id, max_concurrent):
-                result = await self._ask(body, key, started + DECIDE_S)
-        except ConcurrencyExceeded as full:
-            result = error(
-                "concurrency_limit_exceeded",
-                full.message,
-                retry_after_ms=_SLOT_RETRY_MS,
-                details={"cause": "account_concurrency"},
-            )
+        result: DecisionReply | DecisionError | None = check_served(asked.subject, self._served)
+        if result is None:
+            try:
+                with self._slots.hold(org, request_id, max_concurrent):
+                    result = await self._ask(org, asked, started + DECIDE_S)
+            except ConcurrencyExceeded as full:
+                result = error(
+                    "concurrency_limit_exceeded",
+                    full.message,
+                    retry_after_ms=_SLOT_RETRY_MS,
+                    details={"cause": "account_concurrency"},
+                )
         if isinstance(result, DecisionError):
             return Failed(error=result, request_id=request_id)
         return Decided(
@@ -69,11 +74,14 @@ class DecideService:
         )
 
     async def _ask(
-        self, body: bytes, key: str | None, deadline: float
+        self, org: str, asked: StartDecide, deadline: float
     ) -> DecisionReply | DecisionError:
+        key = None if asked.idempotency_key is None else _derived(org, asked.idempotency_key)
         try:
             async with asyncio.timeout_at(deadline + _OVERTIME_S):
-                return await self._backend.decide(body, idempotency_key=key, deadline=deadline)
+                return await self._backend.decide(
+                    asked.body, idempotency_key=key, deadline=deadline
+                )
         except TimeoutError:
             return error("system_zero_timeout", f"no decision within {DECIDE_S:g} s")
         except Exception:  # noqa: BLE001  the last border of a backend

@@ -13,7 +13,7 @@ from tests.support.gateway import KEY, GatewayProcess
 from tests.support.websocket import STREAM, RawSocket
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
 _ORGS: Final = 100
 SECOND_KEY: Final = "ozk_test_second_0123456789"
@@ -24,7 +24,10 @@ QUESTIONS: Final = {"ready": {"type": "boolean", "instructions": "Is it ready?"}
 
 
 def config(
-    *, limits: dict[str, float] | None = None, server: dict[str, Any] | None = None, **decision: Any
+    *,
+    limits: Mapping[str, float] | None = None,
+    server: dict[str, Any] | None = None,
+    **decision: Any,
 ) -> dict[str, Any]:
     """A gateway whose decisions are scripted; see `tests.support.decision_gateway`."""
     return {
@@ -38,7 +41,7 @@ def config(
         ],
         "decision": {
             "backend": {"kind": "system-zero", "base_url": "http://127.0.0.1:9/v1"},
-            "limits": limits or {},
+            "limits": dict(limits or {}),
         }
         | decision,
         "telemetry": {"log": "json"},
