@@ -40,7 +40,7 @@ class Dispatcher:
         self._max_failures = max_failures
         self._intent_since: float | None = None
         self._gate = 0.0
-        self._not_before: float | None = None
+        self._not_before = 0.0
         self._asked = False
         self._tickets = 0
         self._uncovered: list[str] = []
@@ -75,7 +75,7 @@ class Dispatcher:
         """When `ask` will say yes, None if nothing but another input can bring it about."""
         if self._intent_since is None or self.in_flight is not None or self._asked:
             return None
-        return max(self._intent_since, self._gate, self._not_before or 0.0)
+        return max(self._intent_since, self._gate, self._not_before)
 
     def ask(self, now: float) -> bool:
         """Whether the account is to be asked for a start now (D5.4); says yes once."""
@@ -88,7 +88,7 @@ class Dispatcher:
     def refused(self, wait_s: float, now: float) -> None:
         """The account has no start left; ask again later."""
         self._asked = False
-        self._not_before = max(self._not_before or 0.0, now + wait_s)
+        self._not_before = max(self._not_before, now + wait_s)
 
     def start(self, version: int, now: float) -> Dispatch | None:
         """The account has given a start: freeze the batch; None if nothing is wanted any more."""
@@ -101,7 +101,6 @@ class Dispatcher:
         self._uncovered.clear()
         self.in_flight = Dispatch(self._tickets, version, batch, self._intent_since, now)
         self._intent_since = None
-        self._not_before = None
         self._gate = now + self.min_interval_s
         return self.in_flight
 

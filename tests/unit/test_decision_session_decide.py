@@ -292,8 +292,11 @@ def test_d5_4_a_start_is_asked_for_once() -> None:
 def test_a_start_that_nobody_asked_for_is_not_taken() -> None:
     driver = Driver()
     driver.start(mode="on_change")
+    driver.append()
     assert driver.session.start_granted(driver.now) is False
+    assert driver.pump() == []
     assert driver.session.in_flight == 1
+    assert len(driver.decides) == 1
 
 
 def test_a_result_of_another_dispatch_is_nothing() -> None:

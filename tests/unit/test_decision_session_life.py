@@ -76,9 +76,9 @@ def test_d3_2_the_10_s_begin_when_the_ping_was_written() -> None:
     driver = Driver(native_heartbeat_interval_ms=10_000_000)
     driver.start()
     driver.write = False
-    driver.advance(39)
+    driver.advance(45)
     driver.write = True
-    driver.pump()  # taken and written at 39 s
+    driver.pump()  # taken and written at 45 s
     driver.advance(9.999)
     assert driver.closed is None
     driver.advance(0.001)
@@ -220,6 +220,15 @@ def test_d3_5_but_has_the_settlement_time_only() -> None:
     ended(driver, 1001, "max_lifetime", 0)
     driver.answer()
     assert driver.types[-1] == "goodbye"
+
+
+def test_d3_5_a_drain_while_it_settles_changes_nothing() -> None:
+    driver = Driver(max_duration_ms=60_000)
+    driver.start(mode="on_change")
+    driver.advance_alive(63)
+    driver.drain()
+    driver.advance_alive(2)
+    ended(driver, 1001, "max_lifetime", 0)
 
 
 def test_d3_6_a_drain_without_a_decide_ends_at_once() -> None:
@@ -373,6 +382,15 @@ def test_d5_7_a_result_after_the_end_tells_nobody() -> None:
     driver.fail("invalid_api_key")
     assert driver.types[-1] == "goodbye"
     assert driver.session.in_flight is None
+
+
+def test_d5_7_an_answer_after_the_end_is_no_decision_of_the_stream() -> None:
+    driver = Driver()
+    driver.start(mode="on_change")
+    driver.session.lease_lost(driver.now)
+    driver.pump()
+    driver.answer()
+    assert driver.session.last_decision_state_version == 0
 
 
 def test_calls_of_handle_timeout_that_nobody_needed_do_nothing() -> None:
