@@ -9,13 +9,14 @@ from aiohttp import web
 
 from encoders.decision_served import ModelLimits, Served
 from planes.decision import backends
-from planes.decision.stream import Services, Stream
+from planes.decision.dispatch import Services
 from relay.decisions.limits import DecisionLimits
 from relay.decisions.service import DecideService
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from planes.decision.stream import Stream
     from planes.settings import Decision
     from relay.inflight import InFlight
     from relay.slots import Slots

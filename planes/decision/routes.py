@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import hdrs, web
 
 from encoders.decision_errors import DecisionError, error
+from planes.decision.dispatch import Account
 from planes.decision.frames import FrameReader
 from planes.decision.opening import authenticate, check, handshake, refuse
 from planes.decision.plane import DECISION
-from planes.decision.stream import Account, Stream
+from planes.decision.stream import Stream
 from planes.decision.wire import Wire
 from planes.gateway import GATEWAY, RECORD
 from relay.decisions.lease import Lease
@@ -124,6 +125,8 @@ async def _open(
     settled = held.pop_all()
     settled.callback(plane.discard, stream)
     stream.start(lambda: plane.free_place(place), settled)
+    if services.inflight.draining:  # since a moment ago
+        stream.drain()
     record.outcome = Outcome.CLIENT_ABORT
     await stream.over.wait()
     if stream.code is not None:

@@ -11,14 +11,14 @@ lost: a decide that runs then is settled (D5.7).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from encoders.decision_errors import DecisionError, error
+from encoders.decision_errors import error
+from planes.decision.dispatch import decide, take_start
 from planes.decision.frames import (
     ClientClose,
     Message,
@@ -34,51 +34,27 @@ from planes.decision.wire import Gone
 from relay.decisions.effects import Close, Decided, Failed, Opcode, StartDecide, TakeStart
 from relay.decisions.lease import LeaseEnd
 from relay.errors import GatewayShutdown
-from relay.stores.base import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import ExitStack
 
     from encoders.decision_messages import Incoming
-    from planes.auth import Principal
+    from planes.decision.dispatch import Account, Services
     from planes.decision.wire import Arrival, Wire
     from relay.decisions.lease import Lease
-    from relay.decisions.limits import DecisionLimits
-    from relay.decisions.service import DecideService
     from relay.decisions.session import DecisionSession
-    from relay.inflight import InFlight
-    from relay.stores.base import Store
 
 log = structlog.get_logger("sluicegate")
 
-_STORE_RETRY_MS: Final = 1000
 _PONG: Final = 10  # RFC 6455 §5.2; the session sends none itself
 # After the last frame: time for aiohttp to close what it can.
 _LINGER_S: Final = 0.25
 _FAREWELL_S: Final = 1.5
+# Frames of a client that was sent a Close and does not answer it.
+_IGNORED_MAX: Final = 256
 # These endings have given a running decide its time already (D3.5, D3.6).
 _SETTLED_REASONS: Final = frozenset({"shutdown", "max_lifetime"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """Who a stream is of, asked again for every dispatch (D5.6)."""
-
-    org: str
-    request_id: str
-    stream_id: str
-    current: Callable[[], Principal | DecisionError]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """What all streams share."""
-
-    limits: DecisionLimits
-    store: Store
-    decider: DecideService
-    inflight: InFlight
 
 
 class Stream:
@@ -109,6 +85,7 @@ class Stream:
         self._tasks: set[asyncio.Task[None]] = set()
         self._decides: dict[int, asyncio.Task[None]] = {}
         limits = services.limits
+        self._handshake_s = limits.close_handshake_timeout_ms / 1000
         self._inbox = Inbox(wire, max_bytes=limits.max_message_bytes, take=self._take)
         self._outbox = Outbox(wire, session, max_pongs=limits.max_control_queue_frames)
         self._timer: asyncio.TimerHandle | None = None
@@ -117,6 +94,8 @@ class Stream:
         self._ended_at: float | None = None
         self._started = self._loop.time()
         self._decided = 0
+        self._ignored = 0
+        self._close_sent = False
         self.over = asyncio.Event()
         self.code: int | None = None
         self.reason = ""
@@ -137,13 +116,14 @@ class Stream:
 
     def drain(self) -> None:
         """The process stops (D3.6)."""
-        self._session.drain(self._now())
-        self._pump()
+        self._give(self._session.drain)
 
     async def close(self) -> None:
         """End now, whatever runs; for the clean-up of the application."""
         self._main.cancel()
         await asyncio.wait({self._main})
+        self._wire.abort()
+        await self._lease.release()
 
     async def _run(self, held: ExitStack) -> None:
         try:
@@ -221,10 +201,19 @@ class Stream:
         if not task.cancelled() and (bug := task.exception()) is not None:
             self._fail(bug)
 
+    def _give(self, tell: Callable[[float], None]) -> None:
+        """Tell the session something, and do what it asks for then."""
+        try:
+            tell(self._now())
+        except Exception as bug:  # noqa: BLE001  one stream's fault must not be the process's
+            self._fail(bug)
+        self._pump()
+
     def _fail(self, bug: BaseException) -> None:
         """A fault of ours (D3.9)."""
         log.error("fault", request_id=self._account.request_id, exc_info=bug)
         if self._session.closing:
+            self._end()
             self._wire.abort()
             return
         self._session.fail(self._now())
@@ -234,47 +223,58 @@ class Stream:
 
     def arrived(self, arrival: Arrival) -> None:
         """See `Peer`."""
-        if not self.over.is_set() and self._inbox.put(arrival):
+        if self.over.is_set():
+            return
+        if self._session.closing:
+            self._ignore(arrival)
+        elif self._inbox.put(arrival):
             self._spawn(self._inbox.work())
 
-    def _take(self, arrival: Arrival, incoming: Incoming | None) -> None:
-        session, now = self._session, self._now()
-        try:
-            match arrival:
-                case Message(data):
-                    session.receive(data if incoming is None else incoming, now)
-                case Ping(payload):
-                    session.receive_control(Opcode.PING.value, payload, now)
-                    if not session.closing and not self._outbox.answer(payload):
-                        session.slow_reader(now)
-                case Pong(payload):
-                    session.receive_control(_PONG, payload, now)
-                case Violation(code, why):
-                    log.info("violation", request_id=self._account.request_id, code=code, why=why)
-                    session.violation(code, now)
-                case ClientClose() | Gone():
-                    self._client_left(arrival)
-        except Exception as bug:  # noqa: BLE001  one stream's fault must not be the process's
-            self._fail(bug)
-        self._pump()
+    def _ignore(self, arrival: Arrival) -> None:
+        """Only the client's own end matters now, and not for as long as it likes to talk."""
+        self._ignored += 1
+        if isinstance(arrival, ClientClose | Gone):
+            self._shook.set()
+        elif self._ignored == _IGNORED_MAX:
+            self._wire.stop_reading()
+            if self._close_sent:
+                self._wire.half_close()
 
-    def _client_left(self, arrival: ClientClose | Gone) -> None:
-        first = not self._session.closing
-        self._shook.set()
-        if isinstance(arrival, ClientClose):
-            if first:
-                self._session.client_closed(self._now())
-                self._closing(arrival.code or 1005, "client")
-                self._spawn(self._close_back(arrival.payload))
-        elif first:
-            self._session.lost(self._now())
+    def _take(self, arrival: Arrival, incoming: Incoming | None) -> None:
+        self._give(lambda now: self._tell(arrival, incoming, now))
+
+    def _tell(self, arrival: Arrival, incoming: Incoming | None, now: float) -> None:
+        session = self._session
+        match arrival:
+            case Message(data):
+                session.receive(data if incoming is None else incoming, now)
+            case Ping(payload):
+                session.receive_control(Opcode.PING.value, payload, now)
+                if not session.closing and not self._outbox.answer(payload):
+                    session.slow_reader(now)
+            case Pong(payload):
+                session.receive_control(_PONG, payload, now)
+            case Violation(code, why):
+                log.info("violation", request_id=self._account.request_id, code=code, why=why)
+                session.violation(code, now)
+            case ClientClose() | Gone():
+                self._client_left(arrival, now)
+
+    def _client_left(self, arrival: ClientClose | Gone, now: float) -> None:
+        if self._session.closing:  # since it waited in the inbox
+            self._shook.set()
+        elif isinstance(arrival, ClientClose):
+            self._session.client_closed(now)
+            self._closing(arrival.code or 1005, "client")
+            self._spawn(self._close_back(arrival.payload))
+        else:
+            self._session.lost(now)
             self._closing(None, "lost")
             self._spawn(self._leave())
 
     def stalled(self) -> None:
         """See `Peer` (D2.5)."""
-        self._session.slow_reader(self._now())
-        self._pump()
+        self._give(self._session.slow_reader)
 
     # -- out ------------------------------------------------------------------------------------
 
@@ -315,8 +315,7 @@ class Stream:
 
     def _tick(self) -> None:
         self._timer, self._timer_at = None, math.inf
-        self._session.handle_timeout(self._now())
-        self._pump()
+        self._give(self._session.handle_timeout)
 
     # -- effects --------------------------------------------------------------------------------
 
@@ -329,32 +328,15 @@ class Stream:
         self._pump()
 
     async def _take_start(self) -> None:
-        """Ask the account's budget; where the store does not tell, the intent waits (D5.4)."""
-        limits = self._services.limits
-        try:
-            wait_s = await self._services.store.start_decision(
-                self._account.org,
-                now=time.time(),
-                per_minute=limits.account_decisions_per_minute,
-                burst=limits.account_decision_burst,
-            )
-        except StoreError:
-            self._session.start_refused(_STORE_RETRY_MS, self._now())
+        wait_ms = await take_start(self._services, self._account)
+        if wait_ms:
+            self._session.start_refused(wait_ms, self._now())
         else:
-            if wait_s:
-                self._session.start_refused(math.ceil(wait_s * 1000), self._now())
-            else:
-                self._session.start_granted(self._now())
+            self._session.start_granted(self._now())
         self._pump()
 
     async def _decide(self, asked: StartDecide) -> None:
-        account = self._account.current()
-        if isinstance(account, DecisionError):
-            result: Decided | Failed = Failed(error=account, request_id=self._account.request_id)
-        else:
-            result = await self._services.decider.decide(
-                account.org, asked, max_concurrent=account.max_concurrent
-            )
+        result = await decide(self._services, self._account, asked)
         self._decides.pop(asked.ticket, None)
         self._decided += isinstance(result, Decided)
         self._session.resolve(asked.ticket, result, self._now())
@@ -368,16 +350,16 @@ class Stream:
 
     async def _shut(self, close: Close) -> None:
         """Everything that came before, then the Close; the lease is free before it leaves."""
-        handshake_s = self._services.limits.close_handshake_timeout_ms / 1000
         self._outbox.flush_all()
         await self._lease.release()
         self._wire.write(encode_close(close.code, close.reason))
+        self._close_sent = True
         if self._wire.reading_ended:
             # Its Close cannot be read any more, but its FIN can: closing at once would be a reset,
             # which may take our Close from it.
             self._wire.half_close()
         try:
-            async with asyncio.timeout(handshake_s):
+            async with asyncio.timeout(self._handshake_s):
                 await self._shook.wait()
         except TimeoutError:
             self._wire.abort()
@@ -386,6 +368,10 @@ class Stream:
     async def _close_back(self, payload: bytes) -> None:
         await self._lease.release()
         self._wire.write(encode_close_back(payload))
+        if self._wire.unsent:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._handshake_s):
+                    await self._wire.flushed()
         self._end()
 
     async def _leave(self) -> None:

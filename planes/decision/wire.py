@@ -170,7 +170,7 @@ class Wire:
             return
 
     def half_close(self) -> None:
-        """Send a FIN behind what was written."""
+        """Send a FIN behind what was written; nothing is written after it."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write_eof()
 
