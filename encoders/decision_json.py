@@ -22,6 +22,7 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
 _STRING: Final = re.compile(rb'"[^"]*"')
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'"[]{}'))
 _STEP: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1, ord('"'): 0}
+_PEELED: Final = 8  # levels of leaves that are taken off before every mark is looked at
 _LONGEST_SAFE_INT: Final = 300  # digits that surely are a double
 
 
@@ -77,14 +78,26 @@ def compact_text(text: str) -> bytes:
 
 def depth_exceeds(data: bytes, limit: int) -> bool:
     """Whether brackets outside strings nest deeper than `limit`."""
-    if data.count(b"[") + data.count(b"{") <= limit:
+    if _openers(data) <= limit:
         return False
     if b"\\" in data:
         data = _ESCAPE.sub(b"", data)
-    marks = _STRING.sub(b"", data.translate(None, _NOT_STRUCTURE))
-    if marks.count(b"[") + marks.count(b"{") <= limit:
-        return False
+    # Two quotes in a row are an empty string, or the end of one and the start of another: either
+    # way the marks around them are in or out of strings as before.
+    marks = _STRING.sub(b"", data.translate(None, _NOT_STRUCTURE).replace(b'""', b""))
+    inner = marks
+    for removed in range(_PEELED + 1):  # each time, leaves go and the depth falls by one at most
+        if _openers(inner) + removed <= limit:
+            return False
+        size = len(inner)
+        inner = inner.replace(b"[]", b"").replace(b"{}", b"")
+        if len(inner) == size:
+            break
     return any(depth > limit for depth in accumulate(map(_STEP.__getitem__, marks)))
+
+
+def _openers(data: bytes) -> int:
+    return data.count(b"[") + data.count(b"{")
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
