@@ -13,6 +13,7 @@ from relay.stores.base import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
 
     from planes.auth import Principal
     from relay.decisions.effects import Decided, StartDecide
@@ -41,12 +42,18 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What all streams share."""
+    """What all streams share.
+
+    Attributes:
+        decoder: where large messages are decoded; one thread, as two would only fight for the
+            interpreter that the loop needs too.
+    """
 
     limits: DecisionLimits
     store: Store
     decider: DecideService
     inflight: InFlight
+    decoder: Executor
 
 
 async def take_start(services: Services, account: Account) -> int:

@@ -7,7 +7,7 @@ import binascii
 import hashlib
 from typing import TYPE_CHECKING, Final
 
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 
 from encoders.decision_errors import DecisionError, error
 from encoders.decision_frames import PROTOCOL
@@ -36,7 +36,8 @@ def check(request: web.Request) -> DecisionError | None:
     upgrade = headers.get(hdrs.UPGRADE, "").strip().lower()
     connection = {t.strip().lower() for t in headers.get(hdrs.CONNECTION, "").split(",")}
     version = headers.get(hdrs.SEC_WEBSOCKET_VERSION, "").strip()
-    if upgrade != "websocket" or "upgrade" not in connection or version != "13":
+    upgrades = upgrade == "websocket" and "upgrade" in connection
+    if not upgrades or version != "13" or request.version < HttpVersion11:
         return error("stream_upgrade_required", "this endpoint accepts WebSocket connections only")
     if request.query_string or request.raw_path.endswith("?"):
         return _wrong("a stream has no query string")

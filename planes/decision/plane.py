@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -78,6 +79,7 @@ class DecisionPlane:
     async def close(self) -> None:
         """End what still runs after the drain."""
         await asyncio.gather(*(stream.close() for stream in self))
+        self.services.decoder.shutdown(wait=False, cancel_futures=True)
 
     def _drain(self) -> None:
         for stream in self:
@@ -99,6 +101,7 @@ def make_plane(
         store=store,
         decider=DecideService(backend, _served(settings), slots),
         inflight=inflight,
+        decoder=ThreadPoolExecutor(1, thread_name_prefix="decision-decoder"),
     )
     return DecisionPlane(settings, services)
 

@@ -127,10 +127,11 @@ async def _open(
     stream.start(lambda: plane.free_place(place), settled)
     if services.inflight.draining:  # since a moment ago
         stream.drain()
-    record.outcome = Outcome.CLIENT_ABORT
-    await stream.over.wait()
-    if stream.code is not None:
-        record.outcome = Outcome.COMPLETED
+    try:
+        await stream.over.wait()
+    finally:
+        closed = stream.code is not None
+        record.outcome = Outcome.COMPLETED if closed else Outcome.CLIENT_ABORT
     return response
 
 

@@ -86,7 +86,9 @@ class Stream:
         self._decides: dict[int, asyncio.Task[None]] = {}
         limits = services.limits
         self._handshake_s = limits.close_handshake_timeout_ms / 1000
-        self._inbox = Inbox(wire, max_bytes=limits.max_message_bytes, take=self._take)
+        self._inbox = Inbox(
+            wire, max_bytes=limits.max_message_bytes, take=self._take, decoder=services.decoder
+        )
         self._outbox = Outbox(wire, session, max_pongs=limits.max_control_queue_frames)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf

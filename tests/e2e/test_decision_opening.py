@@ -142,6 +142,15 @@ async def test_what_a_stream_does_not_take_is_400(
     )
 
 
+async def test_http_1_0_has_no_upgrade(shared: GatewayProcess) -> None:
+    """RFC 6455 §4.1."""
+    async with shared.client() as client:
+        headers = [*UPGRADE, auth(KEY), ("sec-websocket-protocol", PROTOCOL)]
+        await client.request("GET", STREAM, headers=headers, version="HTTP/1.0")
+        await client.read_all()
+        assert client.status == 426
+
+
 async def test_a_trailing_slash_is_404(shared: GatewayProcess) -> None:
     """D1.2."""
     status, error, _ = await refused(shared, path=f"{STREAM}/")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 LARGE = Message(b"x" * 100_000)
 SMALL = Message(b"y")
 LIMIT = 250_000
+DECODER = ThreadPoolExecutor(1)
 
 
 class FakeWire:
@@ -36,7 +39,9 @@ class Taken:
         self.wire = FakeWire()
         self.taken: list[Arrival] = []
         self.decoded: list[bool] = []
-        self.inbox = Inbox(cast("Wire", self.wire), max_bytes=LIMIT, take=self._take)
+        self.inbox = Inbox(
+            cast("Wire", self.wire), max_bytes=LIMIT, take=self._take, decoder=DECODER
+        )
         self.work: asyncio.Task[None] | None = None
 
     def _take(self, arrival: Arrival, incoming: Incoming | None) -> None:
@@ -69,8 +74,6 @@ async def test_what_comes_behind_a_large_message_waits() -> None:
 
 
 async def test_decoding_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
     def slow(data: bytes) -> Incoming:
         time.sleep(0.3)
         return Malformed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from relay.stores.base import Store
 
+DECODER = ThreadPoolExecutor(1)
 LIMITS = DecisionLimits.of(
     {"close_handshake_timeout_ms": 200, "decision_settlement_timeout_ms": 300}
 )
@@ -132,6 +134,7 @@ class Rig:
             store=cast("Store", FakeStore()),
             decider=DecideService(self.backend, served, Slots()),
             inflight=self.inflight,
+            decoder=DECODER,
         )
         account = Account(
             org="acme", request_id="req_1", stream_id="szws_1", current=lambda: self.principal
