@@ -22,7 +22,7 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
 _STRING: Final = re.compile(rb'"[^"]*"')
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'"[]{}'))
 _STEP: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1, ord('"'): 0}
-_PEELED: Final = 8  # levels of leaves that are taken off before every mark is looked at
+_PEELED: Final = 8  # times that leaves are taken off before every mark is looked at
 _LONGEST_SAFE_INT: Final = 300  # digits that surely are a double
 
 
@@ -86,7 +86,7 @@ def depth_exceeds(data: bytes, limit: int) -> bool:
     # way the marks around them are in or out of strings as before.
     marks = _STRING.sub(b"", data.translate(None, _NOT_STRUCTURE).replace(b'""', b""))
     inner = marks
-    for removed in range(_PEELED + 1):  # each time, leaves go and the depth falls by one at most
+    for removed in range(0, 2 * _PEELED, 2):  # each kind that goes lowers the depth by one at most
         if _openers(inner) + removed <= limit:
             return False
         size = len(inner)

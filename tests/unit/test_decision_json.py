@@ -171,7 +171,14 @@ def test_brackets_inside_strings_and_beside_each_other_are_no_depth(data: bytes)
     assert compact(loads(data)) == data
 
 
-@given(VALUES, st.integers(0, 6))
+NESTS = st.recursive(
+    st.just([]) | st.just({}),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.just("["), inner),
+    max_leaves=30,
+)
+
+
+@given(VALUES | NESTS, st.integers(0, 20))
 def test_depth_is_that_of_the_value(value: object, limit: int) -> None:
     def depth(value: object) -> int:
         if isinstance(value, dict):
