@@ -106,7 +106,7 @@ class Decision(Section):
     @field_validator("limits")
     @classmethod
     def _known(cls, value: Mapping[str, float]) -> Mapping[str, float]:
-        # Here, for `check` stays fast without the relay where no limit is set.
+        # Imported here: `check` is fast because it loads the relay only if it has to.
         from relay.decisions.limits import DecisionLimits
 
         try:

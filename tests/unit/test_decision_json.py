@@ -171,7 +171,7 @@ def test_brackets_inside_strings_and_beside_each_other_are_no_depth(data: bytes)
     assert compact(loads(data)) == data
 
 
-NESTS = st.recursive(
+NESTS: st.SearchStrategy[object] = st.recursive(
     st.just([]) | st.just({}),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.just("["), inner),
     max_leaves=30,
