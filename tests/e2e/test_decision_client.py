@@ -448,6 +448,42 @@ async def test_maintenance() -> None:
         assert (await events.wait("decision"))["state_version"] == 1
 
 
+async def test_a_refused_state_is_not_decided_again_after_a_reconnect() -> None:
+    """A failure for good in on_change: the client asks for nothing until its state changes, then
+    hands over to a new stream by itself (1001) and decides the changed one."""
+    async with (
+        gateway(config(limits={"max_duration_ms": 1500})) as process,
+        real_client(process) as client,
+        Events(client) as events,
+    ):
+        await client.start(request("!error=invalid_criteria "), decision_mode="on_change")
+        await events.wait("error", phase="decide")
+        assert (await events.wait("goodbye"))["reason"] == "max_lifetime"
+        await until(lambda: len(streams(events)) == 2, BOUND_S)
+        await asyncio.sleep(0.3)
+        assert len(decides(process)) == 1
+        ack = await asyncio.wait_for(client.append_text("!times=0 "), BOUND_S)
+        await decision(client, ack)
+        assert len(decides(process)) == 2
+        assert json.loads(decides(process)[1]["body"])["state"] == client.desired_state
+
+
+async def test_a_client_that_never_reconnects_by_deciding() -> None:
+    """`reconnect_policy="never"`: the replay is on_request, and decides when it is told to."""
+    async with (
+        gateway(config(limits={"max_duration_ms": 700})) as process,
+        real_client(process, reconnect_policy="never") as client,
+        Events(client) as events,
+    ):
+        ack = await client.start(request("a"), decision_mode="on_change")
+        await decision(client, ack)
+        await until(lambda: len(streams(events)) == 2, BOUND_S)
+        await asyncio.sleep(0.2)
+        assert len(decides(process)) == 1
+        await client.decide()
+        await events.wait("decision", 2)
+
+
 async def test_a_policy_close_is_final() -> None:
     """1008: the client does not come back, and says why."""
     async with gateway(config(limits={"start_timeout_ms": 300})) as process:

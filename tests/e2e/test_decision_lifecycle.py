@@ -15,7 +15,7 @@ import pytest
 from tests.support.checks import until
 from tests.support.decisions import auth, config, decides, fresh_key, gateway, opened, start
 from tests.support.gateway import KEY, ROOT
-from tests.support.websocket import CONT, PING, TEXT, RawSocket, close, frame
+from tests.support.websocket import BINARY, CONT, PING, TEXT, RawSocket, close, frame
 
 if TYPE_CHECKING:
     from tests.support.gateway import GatewayProcess
@@ -258,6 +258,49 @@ async def test_sigterm_with_a_grace_shorter_than_a_decide() -> None:
         assert await ends(ws) == (1012, "shutdown", 500)
         failed = [m for m in ws.messages if m["type"] == "error"]
         assert [m["envelope"]["error"]["code"] for m in failed] == ["service_unavailable"]
+        assert await process.wait() == 0
+
+
+async def test_sigterm_in_the_delay_of_a_retry() -> None:
+    """D3.6: what failed is not tried again."""
+    async with gateway(config()) as process, opened(process) as ws:
+        await ws.say(**start("!error=capacity_exhausted:60000", mode="on_change"))
+        assert await read(ws, 2) == ["ack", "error"]
+        process.terminate()
+        assert await ends(ws) == (1012, "shutdown", 500)
+        assert len(decides(process)) == 1
+
+
+async def test_sigterm_while_our_close_is_not_answered() -> None:
+    """One goodbye, one Close, and the end of the process after the handshake's time."""
+    async with gateway(config(limits={"close_handshake_timeout_ms": 800})) as process:
+        async with opened(process) as ws:
+            await ws.send(frame(BINARY))
+            assert (await ws.until_close()).code == 1003
+            began = time.monotonic()
+            process.terminate()
+            assert await process.wait() == 0
+            assert time.monotonic() - began < 5
+            assert not await ws.client.read_some()
+            assert [m["type"] for m in ws.messages] == ["hello", "goodbye"]
+
+
+async def test_sigterm_in_the_middle_of_an_opening() -> None:
+    """It waits for the store: what comes of it is a refusal, not a stream."""
+    async with (
+        gateway(config(limits={"lease_ttl_ms": 20_000})) as process,
+        process.client() as client,
+    ):
+        locker = sqlite3.connect(process.workdir / "sluicegate.db", isolation_level=None)
+        locker.execute("BEGIN EXCLUSIVE")
+        ws = RawSocket(client)
+        opening = asyncio.ensure_future(ws.open(headers=[auth(KEY)]))
+        await asyncio.sleep(0.3)
+        await stopped(process)
+        locker.execute("ROLLBACK")
+        locker.close()
+        assert await opening == 503
+        assert client.json["error"]["code"] == "service_unavailable"
         assert await process.wait() == 0
 
 
