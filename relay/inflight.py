@@ -34,7 +34,7 @@ class InFlight:
         self._listeners: list[Callable[[], None]] = []
 
     def on_drain(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when a drain begins: what runs for ever has to end by itself (D3.6)."""
+        """Have `tell` called when a drain begins, for what never ends by itself (D3.6)."""
         self._listeners.append(tell)
 
     @property

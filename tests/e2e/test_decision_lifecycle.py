@@ -273,16 +273,16 @@ async def test_sigterm_in_the_delay_of_a_retry() -> None:
 
 async def test_sigterm_while_our_close_is_not_answered() -> None:
     """One goodbye, one Close, and the end of the process after the handshake's time."""
-    async with gateway(config(limits={"close_handshake_timeout_ms": 800})) as process:
-        async with opened(process) as ws:
-            await ws.send(frame(BINARY))
-            assert (await ws.until_close()).code == 1003
-            began = time.monotonic()
-            process.terminate()
-            assert await process.wait() == 0
-            assert time.monotonic() - began < 5
-            assert not await ws.client.read_some()
-            assert [m["type"] for m in ws.messages] == ["hello", "goodbye"]
+    limits = {"close_handshake_timeout_ms": 800}
+    async with gateway(config(limits=limits)) as process, opened(process) as ws:
+        await ws.send(frame(BINARY))
+        assert (await ws.until_close()).code == 1003
+        began = time.monotonic()
+        process.terminate()
+        assert await process.wait() == 0
+        assert time.monotonic() - began < 5
+        assert not await ws.client.read_some()
+        assert [m["type"] for m in ws.messages] == ["hello", "goodbye"]
 
 
 async def test_sigterm_in_the_middle_of_an_opening() -> None:
