@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 STREAM: Final = "/v1/system-zero/stream"
 _FULL_RETRY_MS: Final = 1000
 _STORE_RETRY_MS: Final = 1000
+# A client has eight tries: not all of them in one grace, nor a whole grace for one that is short.
+_STOPPING_RETRY_MAX_MS: Final = 5000
 
 
 def add_routes(app: web.Application) -> None:
@@ -62,7 +64,7 @@ async def open_stream(request: web.Request) -> web.StreamResponse:
         try:
             held.enter_context(gateway.inflight.request())
         except GatewayDraining as stopping:
-            wait_ms = 1000 * (stopping.retry_after_s or 1)
+            wait_ms = min(1000 * (stopping.retry_after_s or 1), _STOPPING_RETRY_MAX_MS)
             response = refuse(request, _unavailable("the gateway is restarting", wait_ms))
             response.force_close()
             return response

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import struct
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +25,7 @@ from tests.support.websocket import (
     close,
     frame,
 )
+from tests.support.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -131,6 +134,41 @@ async def test_too_much_that_waits_is_1009(shared: GatewayProcess) -> None:
         await ws.send(frame(TEXT, padded) * 5)
         assert (await ws.until_close()).code == 1009
         assert goodbye(ws)["reason"] is None
+
+
+async def test_any_bytes_end_in_a_legal_close_or_in_nothing(shared: GatewayProcess) -> None:
+    """D2.2: noise, frames of noise, and right frames with something wrong in them; nothing only
+    where the FIN came in the middle of what claimed to be a frame."""
+    rng = random.Random(6455)
+    codes: Counter[int | None] = Counter()
+    for i in range(60):
+        async with opened(shared) as ws:
+            noise = rng.randbytes(rng.randrange(1, 400))
+            match i % 4:
+                case 0:
+                    sent = noise
+                case 1:
+                    sent = frame(rng.randrange(16), noise[:125], fin=rng.random() < 0.8)
+                case 2:
+                    sent = frame(TEXT, noise)
+                case _:
+                    broken = bytearray(frame(TEXT, START) + frame(PING, b"p") + frame(TEXT, START))
+                    broken[rng.randrange(len(broken))] ^= 1 << rng.randrange(8)
+                    sent = bytes(broken)
+            await ws.send(frame(PING, b"before"), sent, close(1001))
+            ws.client.half_close()
+            try:
+                while (found := await ws.frame()).opcode != CLOSE:
+                    pass
+                codes[found.code] += 1
+            except WireError:
+                codes[-1] += 1
+            assert ws.client.response.rest == b""
+            assert not ws.client.was_reset
+    assert codes.keys() <= {-1, None, 1000, 1001, 1002, 1003, 1007, 1008, 1009}
+    assert codes[1002] > 5
+    assert codes[1007] > 5
+    assert codes[-1] < 20, codes
 
 
 # --- control frames -------------------------------------------------------------------------------

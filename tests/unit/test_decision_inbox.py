@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, cast
@@ -86,6 +87,23 @@ async def test_decoding_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatc
     assert asyncio.get_running_loop().time() - started < 0.2
     assert box.work is not None
     await box.work
+
+
+async def test_the_collector_rests_while_a_large_message_is_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def note(data: bytes) -> Incoming:
+        seen.append(gc.isenabled())
+        return Malformed()
+
+    monkeypatch.setattr(module, "decode", note)
+    box = Taken()
+    box.put(LARGE)
+    assert box.work is not None
+    await box.work
+    assert (seen, gc.isenabled()) == ([False], True)
 
 
 @pytest.mark.parametrize("pending", [0, 60_000])
