@@ -13,6 +13,8 @@ from relay.stores.base import StoreError
 if TYPE_CHECKING:
     from relay.stores.base import Store
 
+# The client gives an opening ten seconds.
+_TAKE_WAIT_S: Final = 5.0
 _TRY_AGAIN_S: Final = 1.0
 # A lease that could not be renewed is given up so long before another socket may take its place.
 _MARGIN_S: Final = 1.0
@@ -50,12 +52,12 @@ class Lease:
         in so many seconds.
 
         Raises:
-            StoreError: the store did not answer, or not within the lease's own length.
+            StoreError: the store did not answer, or not in time.
         """
         asked, now = asyncio.get_running_loop().time(), time.time()
         self._held = True  # a call that is cut off may still be done
         try:
-            async with asyncio.timeout(self._ttl_s):
+            async with asyncio.timeout(min(_TAKE_WAIT_S, self._ttl_s)):
                 first_end = await self._store.lease_stream(
                     self._org, self._stream_id, limit=limit, now=now, until=now + self._ttl_s
                 )

@@ -283,6 +283,36 @@ async def test_a_second_stream_of_an_account_is_refused(shared: GatewayProcess) 
         await second.close()
 
 
+async def test_an_opening_waits_for_a_place() -> None:
+    """503 `service_unavailable`: the client tries again when it is told to, and comes in."""
+    async with gateway(config(limits={"max_streams_per_process": 1})) as process:
+        first, second = real_client(process), real_client(process)
+        await first.connect()
+        opening = asyncio.ensure_future(second.connect())
+        await asyncio.sleep(1.5)
+        assert not opening.done()
+        await first.close()
+        hello = await asyncio.wait_for(opening, BOUND_S)
+        assert hello["limits"]["max_streams_per_process"] == 1
+        await second.close()
+
+
+async def test_an_opening_waits_for_the_store() -> None:
+    """503 `limiter_unavailable`: likewise."""
+    limits = {"lease_ttl_ms": 800, "lease_renew_interval_ms": 200}
+    async with gateway(config(limits=limits)) as process:
+        locker = sqlite3.connect(process.workdir / "sluicegate.db", isolation_level=None)
+        locker.execute("BEGIN EXCLUSIVE")
+        client = real_client(process)
+        opening = asyncio.ensure_future(client.connect())
+        await asyncio.sleep(2)
+        assert not opening.done()
+        locker.execute("ROLLBACK")
+        locker.close()
+        assert (await asyncio.wait_for(opening, 30))["type"] == "hello"
+        await client.close()
+
+
 async def test_a_closed_client_may_come_again_at_once(shared: GatewayProcess) -> None:
     key = fresh_key()
     for _ in range(10):
