@@ -120,7 +120,7 @@ class Backend:
 class Rig:
     """A stream without a peer."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: DecisionLimits = LIMITS) -> None:
         self.wire = FakeWire()
         self.backend = Backend()
         self.inflight = InFlight()
@@ -130,7 +130,7 @@ class Rig:
         )
         served = Served(models={MODEL: ModelLimits()}, media=())
         self.services = Services(
-            limits=LIMITS,
+            limits=limits,
             store=cast("Store", FakeStore()),
             decider=DecideService(self.backend, served, Slots()),
             inflight=self.inflight,
@@ -140,7 +140,7 @@ class Rig:
             org="acme", request_id="req_1", stream_id="szws_1", current=lambda: self.principal
         )
         now = asyncio.get_running_loop().time()
-        self.session = DecisionSession(LIMITS, stream_id="szws_1", request_id="req_1", now=now)
+        self.session = DecisionSession(limits, stream_id="szws_1", request_id="req_1", now=now)
         self.lease = Lease(cast("Store", FakeStore()), "acme", "szws_1", ttl_s=15.0, renew_s=5.0)
         self.stream = Stream(
             self.services, account, cast("Wire", self.wire), self.session, self.lease
@@ -261,6 +261,21 @@ async def test_a_decide_that_does_not_settle_is_cancelled(rig: Rig) -> None:
     await settled(rig)
     assert rig.backend.cancelled == 1
     assert asyncio.get_running_loop().time() - began >= 0.25
+
+
+async def test_a_decide_has_its_time_once() -> None:
+    """D3.6: what it had before the goodbye is not given again after the Close."""
+    rig = Rig(DecisionLimits.of({"decision_settlement_timeout_ms": 1500}))
+    rig.say(start(mode="on_change"))
+    await until(lambda: rig.backend.began)
+    began = asyncio.get_running_loop().time()
+    rig.stream.drain()
+    await until(lambda: rig.wire.closes, 10)
+    rig.stream.arrived(ClientClose(1012, b"\x03\xf4"))
+    await until(lambda: "settled" in rig.freed, 10)
+    assert 1.4 < asyncio.get_running_loop().time() - began < 2.8
+    await until(lambda: rig.backend.cancelled == 1)
+    await rig.stream.close()
 
 
 async def test_an_account_that_is_refused_since(rig: Rig) -> None:
