@@ -39,6 +39,7 @@ class Accounts:
 
     Attributes:
         billing: places and settles the hold of every request.
+        store: open between `start` and `close`.
     """
 
     def __init__(self, settings: Settings, keys: KeyRing) -> None:
@@ -47,14 +48,14 @@ class Accounts:
         self._keys_version = -1
         self._opened = False
         hook = settings.billing.webhook
-        self._store = SqliteStore(
+        self.store = SqliteStore(
             settings.store.sqlite_path, notice_of=notice_of if hook is not None else None
         )
-        self._ledger = Ledger(self._store)
+        self._ledger = Ledger(self.store)
         self._webhook: Webhook | None = None
         if hook is not None:
             self._webhook = Webhook(
-                self._store,
+                self.store,
                 url=hook.url,
                 secret=hook.secret.get_secret_value(),
                 timeout_s=hook.timeout_s,
@@ -72,7 +73,7 @@ class Accounts:
             hold_output_tokens=settings.billing.hold_output_tokens,
         )
         self._custody = Custody(
-            self._store,
+            self.store,
             self.billing,
             worker=worker,
             sweep_interval_s=settings.billing.sweep_interval_s,
@@ -91,10 +92,10 @@ class Accounts:
         Raises:
             StoreError: the store cannot be used; the message says what to do.
         """
-        await self._store.open()
+        await self.store.open()
         self._opened = True
         for org in _orgs(self._settings):
-            await self._store.ensure_org(org)
+            await self.store.ensure_org(org)
         await self._refresh_keys()
         await asyncio.to_thread(self._look_up_prices, router)
         await self._custody.start()
@@ -113,12 +114,12 @@ class Accounts:
         if self._webhook is not None:
             await self._webhook.close()
         await self._custody.close()
-        await self._store.close()
+        await self.store.close()
 
     async def _refresh_keys(self) -> None:
-        version = await self._store.keys_version()
+        version = await self.store.keys_version()
         if version != self._keys_version:
-            self._keys.set_stored(await self._store.list_keys())
+            self._keys.set_stored(await self.store.list_keys())
             self._keys_version = version
 
     def _look_up_prices(self, router: Router) -> None:

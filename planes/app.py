@@ -17,6 +17,8 @@ from aiohttp import web
 from planes import health
 from planes.accounts import Accounts
 from planes.auth import KeyRing
+from planes.decision import routes as decision_routes
+from planes.decision.plane import DECISION, make_plane
 from planes.gateway import GATEWAY, Gateway
 from planes.middleware import observe
 from planes.models import routes as models_routes
@@ -57,7 +59,7 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
             open_holds=lambda: accounts.billing.open_holds,
         ),
     )
-    app[GATEWAY] = Gateway(
+    gateway = app[GATEWAY] = Gateway(
         settings=settings,
         keys=keys,
         router=providers.router(),
@@ -69,8 +71,11 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
         started=int(time.time()),
     )
 
-    async def run_parts(app: web.Application) -> AsyncIterator[None]:
-        gateway = app[GATEWAY]
+    decisions = make_plane(
+        settings.decision, store=accounts.store, slots=gateway.slots, inflight=gateway.inflight
+    )
+
+    async def run_parts(_: web.Application) -> AsyncIterator[None]:
         try:
             await telemetry.start()
             await accounts.start(gateway.router)  # first: a store that cannot be used is told soon
@@ -80,6 +85,8 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
         finally:
             gateway.ready = False
             try:
+                if decisions is not None:
+                    await decisions.close()
                 await providers.close()
             finally:
                 try:
@@ -93,6 +100,9 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
     if telemetry.metrics is not None:
         app.add_routes(health.metrics_routes)
     models_routes.add_routes(app)
+    if decisions is not None:
+        app[DECISION] = decisions
+        decision_routes.add_routes(app)
     return app
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from relay.errors import RelayError
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from planes.settings import Key
     from relay.stores.base import StoredKey
 
+_UNKNOWN: Final = "the API key is not known here, or it was revoked"
+
 
 class InvalidKey(RelayError):
     """No key, an unknown key, or a revoked one."""
@@ -26,6 +28,10 @@ class InvalidKey(RelayError):
     status = 401
     code = "invalid_api_key"
     type = "authentication_error"
+
+
+class RevokedKey(InvalidKey):
+    """A key that was revoked; only the decision plane tells it from an unknown one (D1.4)."""
 
 
 class AccountSuspended(RelayError):
@@ -80,7 +86,7 @@ class KeyRing:
         """Return the caller of a request with `Authorization: Bearer` or `x-api-key` (M1.1).
 
         Raises:
-            InvalidKey: 401. AccountSuspended: 403.
+            InvalidKey: 401, RevokedKey with it. AccountSuspended: 403.
         """
         key = _presented(headers)
         if key is None:
@@ -88,8 +94,10 @@ class KeyRing:
                 "no API key: send `Authorization: Bearer <key>` or an `x-api-key` header"
             )
         known = self._find(_digest(key))
-        if known is None or known.status == "revoked":
-            raise InvalidKey("the API key is not known here, or it was revoked")
+        if known is None:
+            raise InvalidKey(_UNKNOWN)
+        if known.status == "revoked":
+            raise RevokedKey(_UNKNOWN)
         if known.status == "suspended":
             raise AccountSuspended(f"the account {known.principal.org!r} is suspended")
         return known.principal

@@ -73,6 +73,13 @@ class _Handler(RequestHandler):
         if self._buffer_paused and self._current_request is request and self.transport is not None:
             self.transport.abort()
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Let an upgraded connection say whether it stays open for our side: aiohttp closes it,
+        and what came just before the client's FIN could not be answered (D2.2).
+        """
+        half_closed = getattr(self._payload_parser, "half_closed", None)
+        return None if half_closed is None else bool(half_closed())
+
     def handle_error(
         self,
         request: BaseRequest,

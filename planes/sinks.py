@@ -10,25 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-import socket
-import struct
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11, StreamWriter
 from aiohttp_sse import EventSourceResponse
 
+from planes.tcp import bound_buffers, taken_and_waiting
+
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractStreamWriter
 
 _BUFFER_BYTES_MAX: Final = 32 * 1024
-_UNSENT_BYTES_MAX: Final = 32 * 1024
 _WATCH_EVERY_S: Final = 0.1
 _WATCH_KERNEL_EVERY_S: Final = 1.0
-
-_TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
-# Where tcpi_unacked (segments), tcpi_bytes_acked and tcpi_notsent_bytes stand in Linux's tcp_info.
-_UNACKED_AT, _ACKED_AT, _NOTSENT_AT = 24, 120, 144
 
 
 class SseResponse(EventSourceResponse):
@@ -80,7 +75,7 @@ class SseSink:
         transport = self._request.transport
         if transport is None:
             raise ConnectionResetError("the client is gone")
-        _bound_buffers(transport)
+        bound_buffers(transport, _BUFFER_BYTES_MAX)
         self._watch = StallWatch(transport, self._write_stall_s)
         writer = await self.response.prepare(self._request)
         assert isinstance(writer, StreamWriter)
@@ -183,7 +178,7 @@ class StallWatch:
             if unsent:
                 self._transport.abort()
             return
-        acked, in_kernel = _taken_and_waiting(self._transport)
+        acked, in_kernel = taken_and_waiting(self._transport)
         if not unsent and not in_kernel:
             return
         now = self._loop.time()
@@ -195,34 +190,3 @@ class StallWatch:
         else:
             self._slow = not unsent
             self._again()
-
-
-def _taken_and_waiting(transport: asyncio.Transport) -> tuple[int, bool]:
-    """How many bytes the client's kernel has taken, and whether ours still holds any.
-
-    It tells of a client that reads a little, long before this process can send more. 0 and False
-    where the system does not tell.
-    """
-    sock = transport.get_extra_info("socket")
-    if _TCP_INFO is None or not _is_tcp(sock):
-        return 0, False
-    info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _NOTSENT_AT + 4)
-    if len(info) < _NOTSENT_AT + 4:
-        return 0, False
-    (unacked,) = struct.unpack_from("=I", info, _UNACKED_AT)
-    (acked,) = struct.unpack_from("=Q", info, _ACKED_AT)
-    (unsent,) = struct.unpack_from("=I", info, _NOTSENT_AT)
-    return acked, bool(unacked or unsent)
-
-
-def _bound_buffers(transport: asyncio.WriteTransport) -> None:
-    """Bound what may wait for a client: in the process, and unsent in the kernel (M3.5)."""
-    transport.set_write_buffer_limits(high=_BUFFER_BYTES_MAX)
-    sock = transport.get_extra_info("socket")
-    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-    if option is not None and _is_tcp(sock):
-        sock.setsockopt(socket.IPPROTO_TCP, option, _UNSENT_BYTES_MAX)
-
-
-def _is_tcp(sock: socket.socket | None) -> bool:
-    return sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6)

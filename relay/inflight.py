@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from relay.errors import GatewayDraining, GatewayShutdown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 # After the grace: time to write the end of every stream to clients that read.
 FAREWELL_S: Final = 2.0
@@ -31,6 +31,11 @@ class InFlight:
         self._idle.set()
         self._stop_at: float | None = None  # loop time; None while serving
         self._interrupted = False
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_drain(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when a drain begins, for what never ends by itself (D3.6)."""
+        self._listeners.append(tell)
 
     @property
     def draining(self) -> bool:
@@ -92,6 +97,8 @@ class InFlight:
         """
         loop = asyncio.get_running_loop()
         self._stop_at = loop.time() + grace_s
+        for tell in self._listeners:
+            tell()
         if await self._wait_idle(grace_s):
             return
         self._interrupted = True

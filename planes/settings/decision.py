@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Field, Tag, field_validator
 
 from planes.settings.base import Amount, ApiKey, HttpUrl, Line, Section, Text, by_kind, complaint
 
 Media = Literal["image", "audio", "document", "video"]
 Limit = Annotated[Amount, AfterValidator(lambda v: int(v) if v.is_integer() else v)]
 Limits = Mapping[Text, Limit]
+_MODEL_LIMITS = ("questions", "choice_options", "score_levels")
 
 
 class ChatLogprobsBackend(Section):
@@ -49,7 +50,20 @@ class DecisionModel(Section):
 
     id: Line = Field(description="Its name.")
     aliases: tuple[Line, ...] = Field(default=(), description="Further names of it.")
-    limits: Limits = Field(default={}, description="Its limits, by name (D4.4).")
+    limits: Limits = Field(
+        default={},
+        description="Its limits: `questions`, `choice_options`, `score_levels` (D4.4).",
+    )
+
+    @field_validator("limits")
+    @classmethod
+    def _served(cls, value: Mapping[str, float]) -> Mapping[str, float]:
+        for name, most in value.items():
+            if name not in _MODEL_LIMITS:
+                raise complaint(f"has no limit of that name; there are {', '.join(_MODEL_LIMITS)}")
+            if most < 1 or most != int(most):
+                raise complaint(f"{name} must be a whole number from 1")
+        return value
 
 
 class DecisionPrice(Section):
@@ -88,3 +102,15 @@ class Decision(Section):
     limits: Limits = Field(
         default={}, description="Any limit by its name, whose unit is in the name (D1.7, D3)."
     )
+
+    @field_validator("limits")
+    @classmethod
+    def _known(cls, value: Mapping[str, float]) -> Mapping[str, float]:
+        # Imported here: `check` is fast because it loads the relay only if it has to.
+        from relay.decisions.limits import DecisionLimits
+
+        try:
+            DecisionLimits.of(value)
+        except ValueError as error:
+            raise complaint(str(error)) from None
+        return value

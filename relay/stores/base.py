@@ -157,6 +157,27 @@ class Store(Protocol):
         call wrote. Two sweeps never write one row twice. Long expired leases are removed.
         """
 
+    # -- decision streams ---------------------------------------------------------------------
+
+    async def lease_stream(
+        self, org: str, stream_id: str, *, limit: int, now: float, until: float
+    ) -> float | None:
+        """Lease one of the org's `limit` sockets until then (D1.5). None: it is leased. Else all
+        are, and this is when the first of their leases runs out if nobody renews it. A lease that
+        ran out at `now` counts for nothing.
+        """
+
+    async def renew_stream(self, stream_id: str, *, now: float, until: float) -> bool:
+        """Keep the lease until then; False if it has run out, or was never given."""
+
+    async def release_stream(self, stream_id: str) -> None:
+        """Give the lease up. Idempotent."""
+
+    async def start_decision(self, org: str, *, now: float, per_minute: float, burst: int) -> float:
+        """Take one of the org's decision starts (D5.4). 0: it is taken. Else none is left, and
+        this is in how many seconds the next one is there.
+        """
+
     # -- usage --------------------------------------------------------------------------------
 
     async def usage(

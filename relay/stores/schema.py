@@ -124,7 +124,22 @@ CREATE TABLE notices (
 CREATE INDEX notices_due ON notices (due_at);
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST,)
+_DECISION_STREAMS: Final = """
+CREATE TABLE streams (
+    id    TEXT PRIMARY KEY,
+    org   TEXT NOT NULL,
+    until REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX streams_by_org ON streams (org, until);
+
+-- A bucket as one number: when it is full again, if nothing more is taken from it.
+CREATE TABLE decision_starts (
+    org     TEXT PRIMARY KEY,
+    full_at REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _DECISION_STREAMS)
 
 
 def check(connection: sqlite3.Connection, path: Path) -> int:

@@ -3,6 +3,7 @@
     sqlite.py             the Store of the protocol: every method hands an operation to a thread
     sqlite_threads.py     the threads: the writer's transactions, the reader's own connection
     sqlite_operations.py  the operations: SQL on a connection
+    sqlite_decision.py    those of the decision plane
     sqlite_rows.py        rows as values, and back
     sqlite_file.py        the file: made, opened, its errors explained
     schema.py             the schema and its versions
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from relay.stores import sqlite_decision as decision
 from relay.stores import sqlite_operations as operations
 from relay.stores.sqlite_file import explain, open_for_reading, open_for_writing
 from relay.stores.sqlite_threads import ReaderThread, WriterThread
@@ -112,6 +114,28 @@ class SqliteStore:
     async def sweep(self, now: float, ttl_s: float) -> list[Settlement]:
         notice_of = self._notice_of
         return await self._writer.run(lambda c: operations.sweep(c, now, ttl_s, notice_of))
+
+    # -- decision streams -----------------------------------------------------------------------
+
+    async def lease_stream(
+        self, org: str, stream_id: str, *, limit: int, now: float, until: float
+    ) -> float | None:
+        return await self._writer.run(
+            lambda c: decision.lease_stream(c, org, stream_id, limit=limit, now=now, until=until)
+        )
+
+    async def renew_stream(self, stream_id: str, *, now: float, until: float) -> bool:
+        return await self._writer.run(
+            lambda c: decision.renew_stream(c, stream_id, now=now, until=until)
+        )
+
+    async def release_stream(self, stream_id: str) -> None:
+        await self._writer.run(lambda c: decision.release_stream(c, stream_id))
+
+    async def start_decision(self, org: str, *, now: float, per_minute: float, burst: int) -> float:
+        return await self._writer.run(
+            lambda c: decision.start_decision(c, org, now=now, per_minute=per_minute, burst=burst)
+        )
 
     # -- usage ----------------------------------------------------------------------------------
 

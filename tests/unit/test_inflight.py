@@ -38,6 +38,19 @@ async def test_a_drain_refuses_new_requests_and_waits_for_running_ones() -> None
     assert await running == "done"
 
 
+async def test_a_drain_is_told_to_what_never_ends_by_itself() -> None:
+    """D3.6: before it waits, and when new requests are refused already."""
+    inflight = InFlight()
+    told: list[bool] = []
+    inflight.on_drain(lambda: told.append(inflight.draining))
+    with inflight.request():
+        draining = asyncio.create_task(inflight.drain(grace_s=30))
+        await asyncio.sleep(0)
+        assert told == [True]
+    await asyncio.wait_for(draining, 5)
+    assert told == [True]
+
+
 async def test_the_end_of_the_grace_interrupts_wherever_a_request_waits() -> None:
     inflight = InFlight()
 

@@ -241,6 +241,12 @@ def test_a_wrong_key_is_refused(fields: dict[str, object], complaint: str) -> No
         ({"agents_plane": {"keepalive_comment": "a\nb"}}, "agents_plane.keepalive_comment: must"),
         ({"decision": {"account_streams": 0}}, "decision.account_streams: must be a whole number"),
         ({"decision": {"media": ["smell"]}}, "decision.media.0: must be 'image', 'audio'"),
+        ({"decision": {"models": [{"id": "m", "limits": {"q": 1}}]}},
+         "decision.models.0.limits: has no limit of that name; there are questions"),
+        ({"decision": {"models": [{"id": "m", "limits": {"questions": 0}}]}},
+         "decision.models.0.limits: questions must be a whole number from 1"),
+        ({"decision": {"limits": {"idle_ms": 1}}}, "decision.limits: there is no limit 'idle_ms'"),
+        ({"decision": {"limits": {"event_burst": 0}}}, "decision.limits: event_burst must be more"),
         ({"decision": {"backend": {"kind": "systemone", "base_url": "http://h", "modl": "m"}}},
          "decision.backend.model: is missing"),
         ({"telemetry": {"log": "xml"}}, "telemetry.log: must be 'json' or 'console'"),
@@ -391,5 +397,6 @@ def test_a_model_without_a_live_candidate_is_said() -> None:
 
 def test_limits_keep_whole_numbers_whole() -> None:
     """They travel in `hello` as they are written: 120000, not 120000.0."""
-    limits = Decision.model_validate({"limits": {"a_ms": 120000, "b_s": 0.5}}).limits
-    assert repr(dict(limits)) == "{'a_ms': 120000, 'b_s': 0.5}"
+    given = {"idle_timeout_ms": 120000, "max_events_per_second": 0.5}
+    limits = Decision.model_validate({"limits": given}).limits
+    assert repr(dict(limits)) == "{'idle_timeout_ms': 120000, 'max_events_per_second': 0.5}"

@@ -315,3 +315,23 @@ async def test_a_change_by_hand_changes_the_version(store: SqliteStore) -> None:
     assert len(set(seen[1:])) == 5
     written(store.path, "UPDATE orgs SET balance_micro_usd = 9")
     assert await store.keys_version() == seen[-1]
+
+
+async def test_a_database_of_the_first_release_is_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.db"
+    with monkeypatch.context() as before:
+        before.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        old = SqliteStore(path)
+        await old.open()
+        await old.ensure_org(Org(id="acme", balance_micro_usd=5))
+        await old.close()
+    store = SqliteStore(path)
+    await store.open()
+    try:
+        assert await store.get_org("acme") == Org(id="acme", balance_micro_usd=5)
+        assert await store.lease_stream("acme", "szws_1", limit=1, now=0.0, until=15.0) is None
+        assert await store.start_decision("acme", now=0.0, per_minute=60, burst=5) == 0
+    finally:
+        await store.close()
