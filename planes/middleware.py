@@ -18,6 +18,7 @@ from planes.errors import (
     response_for_http,
 )
 from planes.gateway import GATEWAY, RECORD
+from planes.logs import request_line
 from planes.request_id import new_request_id
 from planes.telemetry import Ended
 from relay.errors import BadRequest, ClientGone, GatewayFault, RelayError
@@ -111,8 +112,7 @@ def _tell(request: web.Request, record: RequestRecord, status: int) -> None:
         status = record.error.status  # of a stream that failed after its 200
     now = time.monotonic()
     fields = {"method": request.method, "path": request.path, "status": status}
-    write = log.warning if status >= 500 else log.info
-    write("request", **fields, **record.fields(now))
+    request_line("warning" if status >= 500 else "info", fields | record.fields(now))
     code = record.error.code if record.error is not None else None
     if code is None and status >= 400:
         code = code_of_status(status)

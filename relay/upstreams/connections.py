@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.streams import StreamReader
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,18 +33,108 @@ class UpstreamConnection(ResponseHandler):
     """One connection.
 
     Attributes:
-        on_data: called after each read of the socket, once its bytes stand in the reply's content:
-            what a stream needs to go on without waking a task (docs/performance.md).
+        forwarding: who takes a reply's bytes in the call that reads them, None if nobody does.
         used: whether it has served a request.
     """
 
-    on_data: Callable[[], None] | None = None
+    forwarding: Forwarding | None = None
     used = False
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.on_data is not None:
-            self.on_data()
+        ResponseHandler.data_received(self, data)
+        if self.forwarding is not None:
+            self.forwarding.read_is_over()
+
+
+class Forwarding:
+    """Takes the bytes of one reply as they are parsed, and hands on what one read gave.
+
+    Args:
+        push: takes them; returns whether it can take more at once. piece_max: bytes of one push.
+
+    Attributes:
+        stopped: done when nothing can be pushed any more; holds what `push` raised.
+        left: what was parsed and not taken, in order.
+    """
+
+    __slots__ = ("_parsed", "_piece_max", "_push", "left", "stopped")
+
+    def __init__(
+        self, push: Callable[[bytes], bool], piece_max: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._push = push
+        self._piece_max = piece_max
+        self._parsed: list[bytes] = []
+        self.left: list[bytes] = []
+        self.stopped: asyncio.Future[None] = loop.create_future()
+
+    def take(self, data: bytes) -> None:
+        """A piece of the body was parsed."""
+        self._parsed.append(data)
+
+    def read_is_over(self) -> None:
+        """All of one read of the socket is parsed: hand it on."""
+        parsed = self._parsed
+        if not parsed:
+            return
+        data = parsed[0] if len(parsed) == 1 else b"".join(parsed)
+        parsed.clear()
+        if self.stopped.done():  # what comes until somebody reads is kept in order
+            self.left.append(data)
+            return
+        try:
+            self._hand_on(data)
+        except Exception as error:  # noqa: BLE001 - aiohttp would take it for the upstream's fault
+            if not self.stopped.done():
+                self.stopped.set_exception(error)
+
+    def _hand_on(self, data: bytes) -> None:
+        most = self._piece_max
+        if len(data) <= most:
+            if not self._push(data):
+                self.stop()
+            return
+        for at in range(0, len(data), most):
+            if not self._push(data[at : at + most]):
+                if at + most < len(data):
+                    self.left.append(data[at + most :])
+                self.stop()
+                return
+
+    def stop(self, _: object = None) -> None:
+        """The rest is for `read`."""
+        if not self.stopped.done():
+            self.stopped.set_result(None)
+
+
+class ForwardedContent(StreamReader):
+    """The content of a reply while its bytes are forwarded: a `StreamReader` made into one, so
+    nothing is added to it but what it does with bytes.
+    """
+
+    __slots__ = ()
+
+    def feed_data(self, data: bytes, size: int = 0) -> bool:
+        forwarding = self._forwarding()
+        if forwarding is None:
+            return StreamReader.feed_data(self, data, size)
+        forwarding.take(data)
+        return False
+
+    def end_http_chunk_receiving(self) -> None:
+        if self._forwarding() is None:
+            StreamReader.end_http_chunk_receiving(self)
+
+    def feed_eof(self) -> None:
+        forwarding = self._forwarding()
+        StreamReader.feed_eof(self)
+        if forwarding is not None:
+            forwarding.stop()
+
+    def _forwarding(self) -> Forwarding | None:
+        protocol: Any = self._protocol
+        forwarding: Forwarding | None = protocol.forwarding
+        return forwarding
 
 
 class UpstreamConnector(aiohttp.TCPConnector):

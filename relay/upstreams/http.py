@@ -17,7 +17,13 @@ import aiohttp
 from encoders.json_text import dumps
 from encoders.shapes import OPENAI
 from relay.errors import UpstreamTimeout, UpstreamTruncated, UpstreamUnreachable
-from relay.upstreams.connections import Dialling, UpstreamConnection, UpstreamConnector
+from relay.upstreams.connections import (
+    Dialling,
+    ForwardedContent,
+    Forwarding,
+    UpstreamConnection,
+    UpstreamConnector,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,8 +33,6 @@ if TYPE_CHECKING:
 
 READ_BYTES_MAX: Final = 32 * 1024
 _RELEASE_WAIT_S: Final = 0.1
-# How often data is pushed before the loop has its turn.
-_READS_A_TURN: Final = 16
 # A stale connection fails at once; what fails later was at work on the request.
 _STALE_WITHIN_S: Final = 1.0
 # aiohttp stops reading at twice this; one read of the socket may come on top.
@@ -152,13 +156,14 @@ class HttpUpstream:
 class HttpReply:
     """An answered request; see `UpstreamReply`."""
 
-    __slots__ = ("_content", "_ended", "_lost", "_name", "_response")
+    __slots__ = ("_content", "_ended", "_left", "_lost", "_name", "_response")
 
     def __init__(self, name: str, response: aiohttp.ClientResponse) -> None:
         self._name = name
         self._response = response
         self._content = response.content
         self._ended = False
+        self._left: list[bytes] = []
         self._lost: asyncio.Future[None] | None = None
         connection = response.connection  # None once the whole body is here
         if connection is not None and connection.protocol is not None:
@@ -178,6 +183,8 @@ class HttpReply:
         return self._response.headers
 
     async def read(self) -> bytes:
+        if self._left:
+            return self._read_left()
         try:
             return await self._content.read(READ_BYTES_MAX)
         except (aiohttp.ClientError, ConnectionError) as error:
@@ -188,57 +195,50 @@ class HttpReply:
                 f"the connection to {self._name} broke off ({type(error).__name__})"
             ) from None
 
-    async def forward(self, push: Callable[[bytes], bool]) -> None:
+    def _read_left(self) -> bytes:
+        """Read what was parsed while the client could take no more."""
+        data = self._left.pop(0)
+        if len(data) > READ_BYTES_MAX:
+            self._left.insert(0, data[READ_BYTES_MAX:])
+            data = data[:READ_BYTES_MAX]
         connection = self._response.connection
+        if not self._left and connection is not None and connection.protocol is not None:
+            connection.protocol.resume_reading()
+        return data
+
+    async def forward(self, push: Callable[[bytes], bool]) -> None:
+        if self._left or not self._hand_over(push):
+            return
+        connection, content = self._response.connection, self._content
         protocol = connection.protocol if connection is not None else None
         if not isinstance(protocol, UpstreamConnection) or self._lost is None or self._lost.done():
             return
-        stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        busy = False
-
-        def stop(_: object = None) -> None:
-            if protocol.on_data is arrived:  # from now on it may serve another request
-                protocol.on_data = None
-            if not stopped.done():
-                stopped.set_result(None)
-
-        def arrived() -> None:
-            nonlocal busy
-            if busy:  # reading made room, and more was parsed meanwhile: the loop below takes it
-                return
-            busy = True
-            try:
-                if not self._hand_over(push):
-                    stop()
-            except Exception as error:  # noqa: BLE001 - aiohttp would take it for a fault of the upstream
-                if not stopped.done():
-                    stopped.set_exception(error)
-                stop()
-            finally:
-                busy = False
-
-        protocol.on_data = arrived
-        self._lost.add_done_callback(stop)
+        loop = asyncio.get_running_loop()
+        forwarding = protocol.forwarding = Forwarding(push, READ_BYTES_MAX, loop)
+        content.__class__ = ForwardedContent
+        self._lost.add_done_callback(forwarding.stop)
         try:
-            arrived()  # what came while nobody listened
-            await stopped
+            await forwarding.stopped
         finally:
-            stop()
-            stopped.exception()  # seen, also where a cancellation came first
-            self._lost.remove_done_callback(stop)
+            self._lost.remove_done_callback(forwarding.stop)
+            content.__class__ = aiohttp.StreamReader
+            if protocol.forwarding is forwarding:  # else it serves another request by now
+                protocol.forwarding = None
+            self._left = forwarding.left
+            if self._left and not content.is_eof():
+                protocol.pause_reading()
+            if forwarding.stopped.done() and not forwarding.stopped.cancelled():
+                forwarding.stopped.exception()  # seen, also where a cancellation came first
 
     def _hand_over(self, push: Callable[[bytes], bool]) -> bool:
-        """Push what has arrived; return whether more may be pushed when it comes."""
+        """Push what came while nobody listened; return whether what comes can be pushed too."""
         content = self._content
-        for _ in range(_READS_A_TURN):
-            if content.exception() is not None:
-                return False
-            data = content.read_nowait(READ_BYTES_MAX)
-            if not data:
-                return not content.is_eof()
+        if content.total_compressed_bytes is not None:
+            return False  # unpacking goes on as it is read, and no faster
+        while content.exception() is None and (data := content.read_nowait(READ_BYTES_MAX)):
             if not push(data):
                 return False
-        return False  # a compressed body can hold so much: others have their turn
+        return content.exception() is None and not content.is_eof()
 
     def _on_lost(self, _: asyncio.Future[None]) -> None:
         """The connection is gone. aiohttp tells a waiting read, but not where it closed the

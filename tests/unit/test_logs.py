@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,6 +57,45 @@ def test_the_standard_librarys_records_look_the_same(out: io.StringIO) -> None:
     (line,) = lines(out)
     assert list(line) == ["timestamp", "level", "event", "logger"]
     assert (line["level"], line["event"], line["logger"]) == ("error", "no luck", "aiohttp.server")
+
+
+@pytest.mark.parametrize("mode", ["json", "console"])
+def test_a_requests_line_looks_as_any_other(out: io.StringIO, mode: Any) -> None:
+    """It goes a shorter way to the same end."""
+    fields = {
+        "status": 200,
+        "model": "a\nb",
+        "attempts": ["x/y: ok"],
+        "ttft_ms": 1.5,
+        "nan": math.nan,
+    }
+    fields |= {"api_key": "sk-abcdef", "error": "no\nsk-abcdefgh and Bearer xyz"}
+    logs.configure(mode, stream=out)
+    logs.request_line("warning", fields)
+    structlog.get_logger().warning("request", **fields)
+    short, long = out.getvalue().splitlines()
+    if mode == "json":
+        short, long = ({**json.loads(line), "timestamp": ""} for line in (short, long))
+        assert list(short) == list(long)
+    else:
+        short, long = short[19:], long[19:]
+    assert short == long
+    assert "abcdef" not in out.getvalue()
+    assert "xyz" not in out.getvalue()
+
+
+def test_a_requests_line_obeys_the_level(out: io.StringIO) -> None:
+    logs.configure("json", "warning", stream=out)
+    logs.request_line("info", {"status": 200})
+    assert out.getvalue() == ""
+    logs.request_line("warning", {"status": 500})
+    assert len(lines(out)) == 1
+
+
+def test_a_log_that_cannot_be_written_stops_no_request(out: io.StringIO) -> None:
+    logs.configure("json", stream=out)
+    out.close()
+    logs.request_line("info", {"status": 200})
 
 
 def test_below_the_level_nothing_is_written(out: io.StringIO) -> None:
