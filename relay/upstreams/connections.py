@@ -57,7 +57,7 @@ class Forwarding:
         left: what was parsed and not taken, in order.
     """
 
-    __slots__ = ("_parsed", "_piece_max", "_push", "left", "stopped")
+    __slots__ = ("_ended", "_parsed", "_piece_max", "_push", "left", "stopped")
 
     def __init__(
         self, push: Callable[[bytes], bool], piece_max: int, loop: asyncio.AbstractEventLoop
@@ -65,6 +65,7 @@ class Forwarding:
         self._push = push
         self._piece_max = piece_max
         self._parsed: list[bytes] = []
+        self._ended = False
         self.left: list[bytes] = []
         self.stopped: asyncio.Future[None] = loop.create_future()
 
@@ -84,6 +85,8 @@ class Forwarding:
             return
         try:
             self._hand_on(data)
+            if self._ended:
+                self.stop()
         except Exception as error:  # noqa: BLE001 - aiohttp would take it for the upstream's fault
             if not self.stopped.done():
                 self.stopped.set_exception(error)
@@ -100,6 +103,12 @@ class Forwarding:
                     self.left.append(data[at + most :])
                 self.stop()
                 return
+
+    def end(self) -> None:
+        """The body has ended; what the same read brought of it is still handed on."""
+        self._ended = True
+        if not self._parsed:
+            self.stop()
 
     def stop(self, _: object = None) -> None:
         """The rest is for `read`."""
@@ -129,7 +138,7 @@ class ForwardedContent(StreamReader):
         forwarding = self._forwarding()
         StreamReader.feed_eof(self)
         if forwarding is not None:
-            forwarding.stop()
+            forwarding.end()
 
     def _forwarding(self) -> Forwarding | None:
         protocol: Any = self._protocol

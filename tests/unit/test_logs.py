@@ -73,12 +73,7 @@ def test_a_requests_line_looks_as_any_other(out: io.StringIO, mode: Any) -> None
     logs.configure(mode, stream=out)
     logs.request_line("warning", fields)
     structlog.get_logger().warning("request", **fields)
-    short, long = out.getvalue().splitlines()
-    if mode == "json":
-        short, long = ({**json.loads(line), "timestamp": ""} for line in (short, long))
-        assert list(short) == list(long)
-    else:
-        short, long = short[19:], long[19:]
+    short, long = (line.partition("warning")[2] for line in out.getvalue().splitlines())
     assert short == long
     assert "abcdef" not in out.getvalue()
     assert "xyz" not in out.getvalue()
