@@ -168,6 +168,13 @@ class FakeUpstream:
         """Scripts queued and not asked for yet; those of `repeat=True` are not counted."""
         return len(self._scripts) + sum(len(queue) for queue in self._by_model.values())
 
+    def forget(self) -> int:
+        """Drops the scripts that were not asked for and returns how many there were."""
+        count = self.pending
+        self._scripts.clear()
+        self._by_model.clear()
+        return count
+
     def script(self, *steps: Step) -> None:
         """Queues the answer to the next request that no `script_for` claims."""
         self._scripts.append(completed(steps))
