@@ -65,11 +65,12 @@ class ChunkFrame:
 
     Attributes:
         pre, post: what stands before and behind the inside of `choices` in a client's event.
+        texts: what stands around texts, once that is known: runs of content are spliced by it.
     """
 
     __slots__ = (
-        "_head", "_is_marked", "_lessons", "_size", "_stem", "_stem_out", "_tail", "_texts",
-        "post", "pre",
+        "_head", "_is_marked", "_lessons", "_size", "_stem", "_stem_out", "_tail",
+        "post", "pre", "texts",
     )  # fmt: skip
 
     def __init__(self, choices: int) -> None:
@@ -78,7 +79,7 @@ class ChunkFrame:
         self.pre = self.post = b""
         self._stem = self._stem_out = b""  # the tail up to a varying last string, if it has one
         self._size = _NEVER
-        self._texts: _TextFrame | None = None
+        self.texts: TextFrame | None = None
         self._lessons = _LESSONS_MAX
 
     def learn(self, data: bytes, spans: list[Member], rewritten: bytes) -> None:
@@ -98,7 +99,7 @@ class ChunkFrame:
         self.pre = b"data: " + rewritten[: at + 1]
         self.post = rewritten[at + len(choices) - 1 :] + b"\n\n"
         self._size = len(self._head) + len(self._tail)
-        self._texts = None
+        self.texts = None
         self._stem = self._stem_out = b""
         last = spans[-1]
         # Nothing of ours may stand behind a member that varies.
@@ -147,24 +148,13 @@ class ChunkFrame:
         return inside
 
     def learn_texts(self, inside: bytes) -> None:
-        """Take what stands around the text of a plain chunk, for `splice`."""
+        """Take what stands around the text of a plain chunk."""
         if self._lessons:
             self._lessons -= 1
-            self._texts = _TextFrame.learned(self, inside)
-
-    def splice(self, events: bytes, counter: TextCounter) -> tuple[bytes, int] | None:
-        """Rewrite the first of these events, as many as are plain chunks that bear one text.
-
-        Args:
-            events: whole events as they came. counter: told what comes out.
-
-        Returns:
-            What the client gets for them and how many bytes they are; None if there is none.
-        """
-        return None if self._texts is None else self._texts.splice(events, counter)
+            self.texts = TextFrame.learned(self, inside)
 
 
-class _TextFrame:
+class TextFrame:
     """All that stands around the texts of chunks that bear one text and nothing else that changes.
 
     What is left between is the inside of one JSON string, so no mark can stand in it.
@@ -182,7 +172,7 @@ class _TextFrame:
         self._seam_out = after_out + before_out
 
     @classmethod
-    def learned(cls, frame: ChunkFrame, inside: bytes) -> _TextFrame | None:
+    def learned(cls, frame: ChunkFrame, inside: bytes) -> TextFrame | None:
         """Return the text frame of a plain chunk; None if it has another number of texts."""
         around = around_text(inside)
         if around is None:
@@ -193,7 +183,14 @@ class _TextFrame:
         )
 
     def splice(self, events: bytes, counter: TextCounter) -> tuple[bytes, int] | None:
-        """See `ChunkFrame.splice`."""
+        """Rewrite the first of these events, as many as are plain chunks that bear one text.
+
+        Args:
+            events: whole events as they came. counter: told what comes out.
+
+        Returns:
+            What the client gets for them and how many bytes they are; None if there is none.
+        """
         if not events.startswith(b"data: "):
             return None
         before, after = self._before, self._after

@@ -103,7 +103,8 @@ class ChunkRewriter:
 
     def splice(self, events: bytes) -> tuple[bytes, int] | None:
         """Rewrite the plain content chunks that come first."""
-        return self._frame.splice(events, self._counter)
+        texts = self._frame.texts
+        return None if texts is None else texts.splice(events, self._counter)
 
     def rewrite(self, data: bytes, out: list[bytes]) -> Kind:
         """Rewrite the data of one event; append what the client gets to `out`.

@@ -47,6 +47,8 @@ class SseSink:
         self._request = request
         self._write_stall_s = write_stall_s
         self._writer: StreamWriter | None = None
+        self._transport: asyncio.Transport | None = None
+        self._chunked = False
         self._watch: StallWatch | None = None
         self._last = b""
         self.response = SseResponse(
@@ -79,7 +81,7 @@ class SseSink:
         self._watch = StallWatch(transport, self._write_stall_s)
         writer = await self.response.prepare(self._request)
         assert isinstance(writer, StreamWriter)
-        self._writer = writer
+        self._writer, self._transport, self._chunked = writer, transport, writer.chunked
 
     async def write(self, data: bytes) -> None:
         ready = self.push(data)
@@ -88,16 +90,17 @@ class SseSink:
             await self.drain()
 
     def push(self, data: bytes) -> bool:
-        writer, watch = self._writer, self._watch
-        assert writer is not None, "push() before commit()"
+        transport, watch = self._transport, self._watch
+        assert transport is not None, "push() before commit()"
         assert watch is not None
-        transport = self._request.transport
-        if transport is None or transport.is_closing():
+        if transport.is_closing():
             raise ConnectionResetError("the client is gone")
         # One chunk (RFC 9112 §7.1); the headers have left, so this is all that aiohttp would do.
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if writer.chunked else data)
-        watch.begin()
-        return not self._request.protocol.writing_paused
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        if watch.idle or transport.get_write_buffer_size():
+            watch.begin()
+            return not self._request.protocol.writing_paused
+        return True
 
     def last(self, data: bytes) -> bool:
         if self._request.protocol.writing_paused:
@@ -155,6 +158,11 @@ class StallWatch:
         self._slow = False
         self._unsent = 0
         self._acked = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is not watching."""
+        return self._timer is None
 
     def begin(self) -> None:
         """Watch until nothing waits."""

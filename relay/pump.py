@@ -157,6 +157,10 @@ def _pusher(
 
     def push(data: bytes) -> bool:
         frames = relay.feed(data)
+        if relay.flowing:
+            if on_frames is not None:
+                on_frames()
+            return sink.push(frames)
         if not frames:
             return _goes_on(relay)
         if on_frames is not None:

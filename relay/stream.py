@@ -51,6 +51,7 @@ class StreamRelay:
         read_error: makes an error of an error event.
 
     Attributes:
+        flowing: whether the last `feed` brought nothing but content, so that nothing has ended.
         error: what ended the stream, None while it is open or if it completed.
     """
 
@@ -71,6 +72,7 @@ class StreamRelay:
         self._read_error = read_error
         self._decoder = SseDecoder(max_event_bytes)
         self._provider = translator.identity.provider
+        self.flowing = False
         self.error: RelayError | None = None
 
     @property
@@ -101,12 +103,19 @@ class StreamRelay:
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the upstream's body; return what goes to the client."""
         if self._lifecycle.closed:
+            self.flowing = False
             return b""
-        out: list[bytes] = []
         whole = self._decoder.complete(data)
+        if whole:
+            run = self._splice(whole)
+            if run is not None and run[1] == len(whole):
+                self.flowing = True
+                return run[0]
+        self.flowing = False
+        out: list[bytes] = []
         if whole is not None:
             self._take_whole(whole, out)
-            return b"".join(out) if len(out) != 1 else out[0]
+            return b"".join(out)
         failure: RelayError | None = None
         try:
             events = self._decoder.feed(data)

@@ -53,29 +53,26 @@ class Forwarding:
         push: takes them; returns whether it can take more at once. piece_max: bytes of one push.
 
     Attributes:
+        parsed: what the read that is going on has brought of the body.
         stopped: done when nothing can be pushed any more; holds what `push` raised.
         left: what was parsed and not taken, in order.
     """
 
-    __slots__ = ("_ended", "_parsed", "_piece_max", "_push", "left", "stopped")
+    __slots__ = ("_ended", "_piece_max", "_push", "left", "parsed", "stopped")
 
     def __init__(
         self, push: Callable[[bytes], bool], piece_max: int, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._push = push
         self._piece_max = piece_max
-        self._parsed: list[bytes] = []
+        self.parsed: list[bytes] = []
         self._ended = False
         self.left: list[bytes] = []
         self.stopped: asyncio.Future[None] = loop.create_future()
 
-    def take(self, data: bytes) -> None:
-        """A piece of the body was parsed."""
-        self._parsed.append(data)
-
     def read_is_over(self) -> None:
         """All of one read of the socket is parsed: hand it on."""
-        parsed = self._parsed
+        parsed = self.parsed
         if not parsed:
             return
         data = parsed[0] if len(parsed) == 1 else b"".join(parsed)
@@ -107,7 +104,7 @@ class Forwarding:
     def end(self) -> None:
         """The body has ended; what the same read brought of it is still handed on."""
         self._ended = True
-        if not self._parsed:
+        if not self.parsed:
             self.stop()
 
     def stop(self, _: object = None) -> None:
@@ -124,26 +121,21 @@ class ForwardedContent(StreamReader):
     __slots__ = ()
 
     def feed_data(self, data: bytes, size: int = 0) -> bool:
-        forwarding = self._forwarding()
+        forwarding = self._protocol.forwarding  # type: ignore[attr-defined]
         if forwarding is None:
             return StreamReader.feed_data(self, data, size)
-        forwarding.take(data)
+        forwarding.parsed.append(data)
         return False
 
     def end_http_chunk_receiving(self) -> None:
-        if self._forwarding() is None:
+        if self._protocol.forwarding is None:  # type: ignore[attr-defined]
             StreamReader.end_http_chunk_receiving(self)
 
     def feed_eof(self) -> None:
-        forwarding = self._forwarding()
+        forwarding = self._protocol.forwarding  # type: ignore[attr-defined]
         StreamReader.feed_eof(self)
         if forwarding is not None:
             forwarding.end()
-
-    def _forwarding(self) -> Forwarding | None:
-        protocol: Any = self._protocol
-        forwarding: Forwarding | None = protocol.forwarding
-        return forwarding
 
 
 class UpstreamConnector(aiohttp.TCPConnector):
