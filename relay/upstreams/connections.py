@@ -7,6 +7,7 @@ before, and the kernel's buffer is bounded.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from contextvars import ContextVar
 from functools import partial
@@ -17,7 +18,6 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.streams import StreamReader
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
     from types import TracebackType
 
@@ -51,24 +51,37 @@ class Forwarding:
 
     Args:
         push: takes them; returns whether it can take more at once. piece_max: bytes of one push.
+        transport: of the connection.
 
     Attributes:
         parsed: what the read that is going on has brought of the body.
         stopped: done when nothing can be pushed any more; holds what `push` raised.
         left: what was parsed and not taken, in order.
+        paused: whether the socket is not read until that is taken.
     """
 
-    __slots__ = ("_ended", "_piece_max", "_push", "left", "parsed", "stopped")
+    __slots__ = (
+        "_ended",
+        "_piece_max",
+        "_push",
+        "_transport",
+        "left",
+        "parsed",
+        "paused",
+        "stopped",
+    )
 
     def __init__(
-        self, push: Callable[[bytes], bool], piece_max: int, loop: asyncio.AbstractEventLoop
+        self, push: Callable[[bytes], bool], piece_max: int, transport: asyncio.Transport
     ) -> None:
         self._push = push
+        self._transport = transport
+        self.paused = False
         self._piece_max = piece_max
         self.parsed: list[bytes] = []
         self._ended = False
         self.left: list[bytes] = []
-        self.stopped: asyncio.Future[None] = loop.create_future()
+        self.stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def read_is_over(self) -> None:
         """All of one read of the socket is parsed: hand it on."""
@@ -79,6 +92,7 @@ class Forwarding:
         parsed.clear()
         if self.stopped.done():  # what comes until somebody reads is kept in order
             self.left.append(data)
+            self._pause()
             return
         try:
             self._hand_on(data)
@@ -98,8 +112,19 @@ class Forwarding:
             if not self._push(data[at : at + most]):
                 if at + most < len(data):
                     self.left.append(data[at + most :])
+                    self._pause()
                 self.stop()
                 return
+
+    def _pause(self) -> None:
+        """Read no more of the socket while something is left (M3.5).
+
+        Not by aiohttp's own `pause_reading`: it would stop the parser, which only a read of its
+        content sets going again, and what comes with the end of the connection would be lost.
+        """
+        if not self._ended:  # else the connection is not ours any more
+            self.paused = True
+            self._transport.pause_reading()
 
     def end(self) -> None:
         """The body has ended; what the same read brought of it is still handed on."""

@@ -156,7 +156,7 @@ class HttpUpstream:
 class HttpReply:
     """An answered request; see `UpstreamReply`."""
 
-    __slots__ = ("_content", "_ended", "_left", "_lost", "_name", "_response")
+    __slots__ = ("_content", "_ended", "_left", "_lost", "_name", "_paused", "_response")
 
     def __init__(self, name: str, response: aiohttp.ClientResponse) -> None:
         self._name = name
@@ -164,6 +164,7 @@ class HttpReply:
         self._content = response.content
         self._ended = False
         self._left: list[bytes] = []
+        self._paused: asyncio.Transport | None = None
         self._lost: asyncio.Future[None] | None = None
         connection = response.connection  # None once the whole body is here
         if connection is not None and connection.protocol is not None:
@@ -201,10 +202,15 @@ class HttpReply:
         if len(data) > READ_BYTES_MAX:
             self._left.insert(0, data[READ_BYTES_MAX:])
             data = data[:READ_BYTES_MAX]
-        connection = self._response.connection
-        if not self._left and connection is not None and connection.protocol is not None:
-            connection.protocol.resume_reading()
+        if not self._left:
+            self._resume()
         return data
+
+    def _resume(self) -> None:
+        """What was left is taken: read the socket again, if that was stopped."""
+        transport, self._paused = self._paused, None
+        if transport is not None and not transport.is_closing():
+            transport.resume_reading()
 
     async def forward(self, push: Callable[[bytes], bool]) -> None:
         if self._left or not self._hand_over(push):
@@ -213,8 +219,10 @@ class HttpReply:
         protocol = connection.protocol if connection is not None else None
         if not isinstance(protocol, UpstreamConnection) or self._lost is None or self._lost.done():
             return
-        loop = asyncio.get_running_loop()
-        forwarding = protocol.forwarding = Forwarding(push, READ_BYTES_MAX, loop)
+        transport = protocol.transport
+        if transport is None:
+            return
+        forwarding = protocol.forwarding = Forwarding(push, READ_BYTES_MAX, transport)
         content.__class__ = ForwardedContent
         self._lost.add_done_callback(forwarding.stop)
         try:
@@ -225,8 +233,8 @@ class HttpReply:
             if protocol.forwarding is forwarding:  # else it serves another request by now
                 protocol.forwarding = None
             self._left = forwarding.left
-            if self._left and not content.is_eof():
-                protocol.pause_reading()
+            if forwarding.paused:
+                self._paused = transport
             if forwarding.stopped.done() and not forwarding.stopped.cancelled():
                 forwarding.stopped.exception()  # seen, also where a cancellation came first
 
