@@ -68,7 +68,7 @@ class Tracing:
         except ImportError as error:
             raise ExtraMissing(
                 "telemetry.otlp_endpoint needs the extra `otel`: "
-                f"pip install 'sluicegate[otel]' ({error})"
+                f"pip install 'sluicegate[otel]', or -e '.[otel]' in a checkout ({error})"
             ) from None
         resource = Resource.create({"service.version": version()})
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):

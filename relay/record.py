@@ -71,7 +71,7 @@ class RequestRecord:
 
     def fields(self, now: float) -> dict[str, Any]:
         """Return the fields of the log line; absent ones are left out."""
-        usage = self.usage
+        paid = self.settlement
         fields: dict[str, Any] = {
             "request_id": self.request_id,
             "org": self.org,
@@ -84,9 +84,10 @@ class RequestRecord:
             "error": self.error.message if self.error else None,
             "attempts": self.attempt_lines() or None,
             "cooling": self.cooling or None,
-            "prompt_tokens": usage.prompt_tokens if usage else None,
-            "completion_tokens": usage.completion_tokens if usage else None,
-            "cost_micro_usd": self.settlement.cost_micro_usd if self.settlement else None,
+            "prompt_tokens": paid.prompt_tokens if paid else None,
+            "completion_tokens": paid.completion_tokens if paid else None,
+            "source": str(paid.source) if paid else None,
+            "cost_micro_usd": paid.cost_micro_usd if paid else None,
             "ttft_ms": round((self.first_byte - self.started) * 1000, 1)
             if self.first_byte is not None
             else None,

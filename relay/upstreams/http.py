@@ -9,6 +9,8 @@ of 100 would queue streams behind each other, a 256 KiB buffer doubles per slow 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -115,7 +117,7 @@ class HttpUpstream:
                 f"{self._name} sent no response headers within {self._header_timeout_s:g} s"
             ) from None
         except aiohttp.ClientConnectorError as error:
-            reason = error.os_error.strerror or type(error.os_error).__name__
+            reason = _reason(error.os_error)
             raise UpstreamUnreachable(f"{self._name} cannot be reached: {reason}") from None
         except (aiohttp.ClientError, ConnectionError, ValueError) as error:
             raise UpstreamTruncated(
@@ -283,3 +285,14 @@ def _seen(lost: asyncio.Future[None]) -> None:
     """Take note of how a connection ended, lest asyncio complain: the body's error says more."""
     if not lost.cancelled():
         lost.exception()
+
+
+def _reason(error: OSError) -> str:
+    """Why a connection failed, in the system's words: asyncio's name addresses, which are no
+    client's business.
+    """
+    if isinstance(error, socket.gaierror):
+        return "its name is not known"
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return type(error).__name__
