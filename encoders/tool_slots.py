@@ -15,10 +15,12 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders.json_text import dumps
+from encoders.translator import CALLS_MAX, ReplyTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_INDEX_DIGITS_MAX: Final = 18
 _JSON_MARK: Final = re.compile(r'["\\{}\[\]]')
 
 
@@ -247,6 +249,8 @@ class ToolSlots:
         return right
 
     def _open(self, index: int | None) -> _Slot:
+        if len(self._slots) >= CALLS_MAX:
+            raise ReplyTooLarge(f"more than {CALLS_MAX} tool calls")
         slot = _Slot(index)
         if index is None:
             self._by_index.setdefault(len(self._slots), slot)
@@ -285,6 +289,6 @@ def _text(value: object) -> str:
 
 def _index(call: dict[str, Any]) -> int | None:
     index = call.get("index")
-    if isinstance(index, str) and index.isdecimal():
+    if isinstance(index, str) and index.isdecimal() and len(index) <= _INDEX_DIGITS_MAX:
         return int(index)
     return index if isinstance(index, int) and not isinstance(index, bool) else None

@@ -40,7 +40,8 @@ async def test_bytes_behind_an_answer_reach_nobody(
     stack: Stack, behind: list[Step], stream: bool
 ) -> None:
     """The next request gets its own answer."""
-    first = await stack.ask(Head(framing="length"), *openai_stream(["one"]), *behind, model="fake/a")
+    steps = [Head(framing="length"), *openai_stream(["one"]), *behind]
+    first = await stack.ask(*steps, model="fake/a")
     assert first.text == "one"
     await asyncio.sleep(0.15)
     if stream:
