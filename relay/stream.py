@@ -187,8 +187,11 @@ class StreamRelay:
     def _take(self, events: list[SseEvent], out: list[bytes]) -> None:
         rewrite = self._translator.rewrite
         for event in events:
+            data = event.data
+            if b'"error"' in data:  # also of one choice, which passes as it is
+                data = event.data = self._redactor.data(data)
             try:
-                kind = rewrite(event.data, out)
+                kind = rewrite(data, out)
             except ValueError as error:  # also JSON that no encoder takes
                 out.append(self.fail(self._protocol_error(error, event.data)))
                 return
