@@ -624,3 +624,19 @@ def test_as_many_choices_as_were_asked_for_are_remembered() -> None:
     for index in range(CHOICES_MAX + 1):
         translator.rewrite(compact(chunk({"role": "assistant", "content": "a"}, index=index)), [])
     assert translator.has_choice
+
+
+@pytest.mark.parametrize("what", ["name", "member", "inner"])
+def test_whatever_waits_for_an_identity_is_bounded(what: str) -> None:
+    """M3.5: fragments of a name, and members that nobody knows, wait as arguments do."""
+    translator = SHAPE.translator(identity(), StreamWants(withheld_max=10_000))
+    translator.rewrite(compact(chunk({"role": "assistant", "content": ""})), [])
+    out: list[bytes] = []
+    for number in range(200):
+        member = {f"k{number}": "x" * 100}
+        inner = {"name": f"{number}{'x' * 100}"} if what == "name" else {}
+        inner |= member if what == "inner" else {}
+        one: dict[str, Any] = {"index": 0, "function": inner}
+        one |= member if what == "member" else {}
+        translator.rewrite(compact(chunk({"tool_calls": [one]})), out)
+    assert b'"tool_calls"' in b"".join(out)
