@@ -139,7 +139,7 @@ class StreamRelay:
                 whole = whole[size:]
             end = whole.find(b"\n\n") + 2
             self._take(self._decoder.decode(whole[:end]), out)
-            whole = whole[end:]
+            whole = whole[end:].lstrip(b"\n")  # a blank line too many is no event's beginning
             if not whole or self._lifecycle.closed:
                 return
         self._take(self._decoder.decode(whole), out)
