@@ -13,7 +13,7 @@ from encoders.anthropic_messages import CLAUDE_FORMAT
 from encoders.json_text import dumps
 from encoders.reasoning_details import FIELD
 from encoders.shape_translator import ShapeTranslator
-from encoders.translator import Kind
+from encoders.translator import CALLS_MAX, Kind, ReplyTooLarge
 from encoders.usage import TokenUsage, token_count
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class MessagesTranslator(ShapeTranslator):
         super().__init__(identity, wants)
         self._blocks: dict[object, _Block] = {}
         self._details = 0  # reasoning details opened
+        self._withheld_left = wants.withheld_max  # bytes of citations, which wait for their end
         self._text_length = 0
         self._tokens: dict[str, int] = {}  # as reported, by the API's names
         self._first_output: int | None = None
@@ -137,12 +138,12 @@ class MessagesTranslator(ShapeTranslator):
 
     def _start(self, index: object, said: dict[str, Any], out: list[bytes]) -> Kind:
         kind = said.get("type")
-        block = self._blocks[_key(index)] = _Block()
-        block.start = self._text_length
+        self._blocks.pop(_key(index), None)
+        block = self._block(index)
         match kind:
             case "text":
                 for citation in _objects(said.get("citations")):
-                    block.citations.append(citation)
+                    self._cite(block, citation)
                 self._say_text(said.get("text"), out)
             case "thinking":
                 self._think(block, said.get("thinking"), out)
@@ -179,7 +180,7 @@ class MessagesTranslator(ShapeTranslator):
             case "citations_delta":
                 citation = delta.get("citation")
                 if isinstance(citation, dict):
-                    self._block(index).citations.append(citation)
+                    self._cite(self._block(index), citation)
             case _:
                 return Kind.SKIPPED
         return Kind.CHUNK
@@ -192,6 +193,7 @@ class MessagesTranslator(ShapeTranslator):
             whole = block.input if isinstance(block.input, dict) else {}
             self._call_arguments(block.call, dumps(whole).decode(), out)
         if block.citations:
+            self._withheld_left = self._wants.withheld_max
             notes = [
                 _annotation(citation, block.start, self._text_length)
                 for citation in block.citations
@@ -204,9 +206,17 @@ class MessagesTranslator(ShapeTranslator):
         key = _key(index)
         block = self._blocks.get(key)
         if block is None:
+            if len(self._blocks) >= CALLS_MAX:
+                raise ReplyTooLarge(f"more than {CALLS_MAX} content blocks at once")
             block = self._blocks[key] = _Block()
             block.start = self._text_length
         return block
+
+    def _cite(self, block: _Block, citation: dict[str, Any]) -> None:
+        self._withheld_left -= len(dumps(citation))
+        if self._withheld_left < 0:
+            raise ReplyTooLarge("the citations are too large")
+        block.citations.append(citation)
 
     def _say_text(self, text: object, out: list[bytes]) -> None:
         if isinstance(text, str):

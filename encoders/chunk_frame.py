@@ -19,7 +19,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from encoders.text_counter import around_text
+from encoders.text_counter import around_text, characters_inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,7 +174,7 @@ class TextFrame:
     @classmethod
     def learned(cls, frame: ChunkFrame, inside: bytes) -> TextFrame | None:
         """Return the text frame of a plain chunk; None if it has another number of texts."""
-        around = around_text(inside)
+        around = around_text(inside, characters_inside(inside))
         if around is None:
             return None
         before, after = around

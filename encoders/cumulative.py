@@ -10,6 +10,7 @@ from typing import Final
 # What a server shows for bytes that are no character yet, and replaces in its next chunk.
 _UNSETTLED: Final = "\ufffd" + "".join(map(chr, range(0xD800, 0xDC00)))
 
+_UNSETTLED_MAX: Final = 8
 # Two short texts may begin alike by chance.
 _REWRITTEN_MIN: Final = 32
 
@@ -62,6 +63,8 @@ class CumulativeText:
 
     def _tell(self, text: str) -> str:
         settled = text.rstrip(_UNSETTLED)
+        if len(text) - len(settled) > _UNSETTLED_MAX:  # no character is so long
+            settled = text
         self._waiting = text[len(settled) :]
         self._pieces.append(settled)
         self._length += len(settled)

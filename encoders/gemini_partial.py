@@ -10,7 +10,10 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[(?:'([^']*)'|\"([^\"]*)\")\]")
+from encoders.json_text import dumps
+from encoders.translator import ReplyTooLarge
+
+_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d{1,9})\]|\[(?:'([^']*)'|\"([^\"]*)\")\]")
 _STEPS_MAX: Final = 100
 _VALUES: Final = ("numberValue", "boolValue")
 
@@ -18,18 +21,23 @@ _VALUES: Final = ("numberValue", "boolValue")
 class PartialCall:
     """One call while its arguments arrive.
 
+    Args:
+        size_max: bytes of the pieces, which all wait for the last one.
+
     Attributes:
         name, call_id, signature: as told.
         complete: whether the last piece said that none follows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size_max: int) -> None:
+        self._left = size_max
         self.name = ""
         self.call_id: object = None
         self.signature: object = None
         self.complete = False
         self._args: dict[str, Any] = {}
-        self._values: dict[str, Any] = {}  # by path; of a text the list of its pieces
+        self._texts: dict[str, list[str]] = {}  # by path
+        self._values: dict[str, Any] = {}  # by path; of a text None
 
     def is_continued_by(self, call: dict[str, Any]) -> bool:
         """Whether a `functionCall` is the next piece: it has no name, or the id of this one."""
@@ -37,13 +45,20 @@ class PartialCall:
         return not call.get("name") or (call_id is not None and call_id == self.call_id)
 
     def add(self, call: dict[str, Any], signature: object) -> None:
-        """Take the next piece: a `functionCall`."""
+        """Take the next piece: a `functionCall`.
+
+        Raises:
+            ReplyTooLarge: the pieces are over their bound.
+        """
         name = call.get("name")
         if isinstance(name, str) and name:
             self.name = name
         self.call_id = call.get("id") or self.call_id
         self.signature = signature or self.signature
         self.complete = not call.get("willContinue")
+        self._left -= len(dumps(call))
+        if self._left < 0:
+            raise ReplyTooLarge("the arguments of a tool call are too large")
         args, pieces = call.get("args"), call.get("partialArgs")
         if isinstance(args, dict):
             self._args.update(args)
@@ -54,14 +69,12 @@ class PartialCall:
     def _take(self, path: str, piece: dict[str, Any]) -> None:
         text = piece.get("stringValue")
         if isinstance(text, str):
-            pieces = self._values.get(path)
-            if isinstance(pieces, list):
-                pieces.append(text)
-            else:
-                self._values[path] = [text]
+            self._texts.setdefault(path, []).append(text)
+            self._values[path] = None
             return
         told = [piece[key] for key in _VALUES if piece.get(key) is not None]
         if told or "nullValue" in piece:
+            self._texts.pop(path, None)
             self._values[path] = told[0] if told else None
 
     @property
@@ -69,7 +82,8 @@ class PartialCall:
         """The arguments as far as they came."""
         root: Any = dict(self._args)
         for path, value in self._values.items():
-            _put(root, _steps(path), "".join(value) if isinstance(value, list) else value)
+            pieces = self._texts.get(path)
+            _put(root, _steps(path), value if pieces is None else "".join(pieces))
         return dict(root)
 
 

@@ -56,6 +56,7 @@ _BESIDE_PARTS: Final = frozenset({*_KEPT, "logprobsResult"})
 # What a part may have besides what it is.
 _BESIDE: Final = frozenset({"thought", "thoughtSignature", "text", "functionCall"})
 _END_BYTES: Final = 1024
+_SOURCES_MAX: Final = 4096  # beyond it one may be told twice
 _ID_TAIL: Final = 24  # OpenAI takes ids of up to 40 characters
 
 
@@ -199,7 +200,7 @@ class GeminiTranslator(ShapeTranslator):
                 args, call_id = call.get("args"), call.get("id")
                 self._call(call.get("name"), args, call_id, signature, index, out)
                 return
-            state.partial = PartialCall()
+            state.partial = PartialCall(self._wants.withheld_max)
         state.partial.add(call, signature)
 
     def _close_partial(self, index: int, out: list[bytes]) -> None:
@@ -260,7 +261,8 @@ class GeminiTranslator(ShapeTranslator):
             web = chunk.get("web") if isinstance(chunk, dict) else None
             url = web.get("uri") if isinstance(web, dict) else None
             if isinstance(web, dict) and isinstance(url, str) and url not in told:
-                told.add(url)
+                if len(told) < _SOURCES_MAX:
+                    told.add(url)
                 citation = {"url": url, "title": web.get("title") or url}
                 out.append({"type": "url_citation", "url_citation": citation})
         return out

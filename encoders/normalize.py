@@ -16,6 +16,7 @@ from encoders.inline_markup import Cut
 from encoders.openai_healing import choice_index, made_choice
 from encoders.tool_schema import ToolSchema
 from encoders.tool_slots import made_call_id
+from encoders.translator import CALLS_MAX, CHOICES_MAX, ReplyTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +80,7 @@ class Normalizer:
         self._schema = ToolSchema(wants.tools)
         self._withheld_max = wants.withheld_max
         self._seed = seed
+        self._asked = wants.choices
         self._choices: dict[int, _Choice] = {}
 
     def take(self, choices: list[Any], counter: TextCounter) -> bool:
@@ -107,6 +109,8 @@ class Normalizer:
         index = choice_index(choice)
         state = self._choices.get(index)
         if state is None:
+            if len(self._choices) >= max(CHOICES_MAX, self._asked):
+                raise ReplyTooLarge(f"more than {len(self._choices)} choices")
             state = self._choices[index] = _Choice(index)
         return state
 
@@ -140,6 +144,8 @@ class Normalizer:
                 continue
             key = call.get("index")
             key = position if key is None else key
+            if len(state.arguments) >= CALLS_MAX:
+                raise ReplyTooLarge(f"more than {CALLS_MAX} tool calls")
             seen = state.arguments.setdefault(str(key), CumulativeText())
             function["arguments"] = seen.tail(function["arguments"])
 

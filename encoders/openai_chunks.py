@@ -76,7 +76,7 @@ class ChunkRewriter:
         self._expected_choices = choices
         self._frame = ChunkFrame(choices)
         self._normalizer = normalizer
-        self._healer = ChoiceHealer(identity, withheld_max)
+        self._healer = ChoiceHealer(identity, withheld_max, choices)
         self._include_usage = include_usage
         self._cut_null_usage = usage_is_ours and not include_usage
         self._model = dumps(identity.model)
@@ -250,11 +250,12 @@ class ChunkRewriter:
         """Emit one chunk: primers before it, its choices healed, usage withheld."""
         choices = chunk.get("choices")
         if not choices and not self.has_choice:  # Azure's first: clients index `choices[0]`
-            self._carried |= {
-                span.key: data[span.value_start : span.end]
-                for span in spans
-                if span.key not in _USUAL
-            }
+            if not self._carried:
+                self._carried = {
+                    span.key: data[span.value_start : span.end]
+                    for span in spans
+                    if span.key not in _USUAL
+                }
             return
         values = {key: value for key, value in self._carried.items() if key not in chunk}
         learn = not values and self._normalizer is None

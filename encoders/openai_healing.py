@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders.tool_slots import ToolSlots, argument_text, made_call_id
+from encoders.translator import CHOICES_MAX, ReplyTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from encoders.openai import ChunkIdentity
 
 # Texts that providers send where the wire has null.
-_NO_REASON: Final = (None, "", "null")
+_NO_REASON: Final = ("", "null")
 # Endings that may have cut a call short: it must not look complete (M2.7).
 CUT_SHORT: Final = frozenset({"length", "content_filter", "error"})
 
@@ -41,13 +42,15 @@ class ChoiceHealer:
     Args:
         identity: of the stream, from which the ids of calls without one are made.
         withheld_max: characters of arguments that may wait for the identity of their call.
+        choices: how many choices were asked for.
 
     Attributes:
         started: indexes of the choices that were seen.
         ended: indexes of those that have their finish_reason.
     """
 
-    def __init__(self, identity: ChunkIdentity, withheld_max: int) -> None:
+    def __init__(self, identity: ChunkIdentity, withheld_max: int, choices: int = 1) -> None:
+        self._choices = choices
         self.started: set[int] = set()
         self.ended: set[int] = set()
         self._seed = identity.id
@@ -92,7 +95,7 @@ class ChoiceHealer:
         delta = delta if isinstance(delta, dict) else {}
         changed = self._heal_role(index, delta, before)
         given = choice.get("finish_reason")
-        reason = None if given in _NO_REASON else given
+        reason = given if isinstance(given, str) and given not in _NO_REASON else None
         if reason:
             self.ended.add(index)
         elif given is not None:
@@ -119,6 +122,8 @@ class ChoiceHealer:
         """One role for each choice, in its first chunk. A null is no role and stays."""
         role = delta.get("role")
         if index not in self.started:
+            if len(self.started) >= max(CHOICES_MAX, self._choices):
+                raise ReplyTooLarge(f"more than {len(self.started)} choices")
             self.started.add(index)
             if role:
                 return False

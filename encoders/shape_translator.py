@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from encoders import openai
 from encoders.json_text import dumps, loads
 from encoders.openai_whole import ChunkAggregator
-from encoders.translator import Kind, NotAChunk, ReplyTooLarge
+from encoders.translator import CHOICES_MAX, Kind, NotAChunk, ReplyTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -118,6 +118,8 @@ class ShapeTranslator:
         """Return the choice, with its primer before anything else of it (M2.3)."""
         choice = self._choices.get(index)
         if choice is None:
+            if len(self._choices) >= max(CHOICES_MAX, self._wants.choices):
+                raise ReplyTooLarge(f"more than {len(self._choices)} choices")
             choice = self._choices[index] = _Choice()
             self._emit({"role": "assistant", "content": ""}, out, index)
         return choice

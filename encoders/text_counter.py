@@ -78,8 +78,9 @@ class TextCounter:
         except ValueError:  # not JSON after all; its texts were streamed all the same
             self._characters += sum(map(_length, _STRING.findall(inside)))
             return
+        before = self._characters
         self.add_choices(choices)
-        self._learn(inside)
+        self._learn(inside, self._characters - before)
 
     def add_choices(self, choices: object) -> None:
         """Count one chunk, given its parsed `choices`."""
@@ -90,29 +91,38 @@ class TextCounter:
                 if isinstance(delta, dict):
                     self._characters += _characters(delta)
 
-    def _learn(self, inside: bytes) -> None:
+    def _learn(self, inside: bytes, characters: int) -> None:
         """Keep the surroundings of the text, if the chunk has one text and nothing else."""
-        around = around_text(inside)
+        around = around_text(inside, characters)
         if around is not None:
             self._before, self._after = around
             self._overhead = len(self._before) + len(self._after)
 
 
-def around_text(inside: bytes) -> tuple[bytes, bytes] | None:
+def around_text(inside: bytes, characters: int) -> tuple[bytes, bytes] | None:
     """Return what stands before and behind the one text of a chunk, quotes included.
 
     Args:
-        inside: the JSON inside its `choices`.
+        inside: the JSON inside its `choices`. characters: how many it brings.
 
     Returns:
-        None if it bears no text, several, or the arguments of a tool call.
+        None if it bears no text, several, the arguments of a tool call, or one that is not counted.
     """
     starts = list(_TEXT.finditer(inside))
     if len(starts) != 1 or b'"arguments"' in inside:
         return None
     start = starts[0].end()
     end = _STRING_END.match(inside, start)
-    return None if end is None else (inside[:start], inside[end.end() - 1 :])
+    if end is None or _length_inside(inside[start : end.end() - 1]) != characters:
+        return None
+    return inside[:start], inside[end.end() - 1 :]
+
+
+def characters_inside(inside: bytes) -> int:
+    """Return the characters of one chunk, given the JSON inside its `choices`."""
+    counter = TextCounter()
+    counter.add_bytes(inside)
+    return counter.characters
 
 
 def _length_inside(text: bytes) -> int:

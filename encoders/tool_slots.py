@@ -15,10 +15,14 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders.json_text import dumps
+from encoders.translator import CALLS_MAX, ReplyTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_INDEX_DIGITS_MAX: Final = 18
+_USUAL: Final = frozenset({"index", "id", "type", "function", "custom"})
+_USUAL_INSIDE: Final = frozenset({"name", "arguments", "input"})
 _JSON_MARK: Final = re.compile(r'["\\{}\[\]]')
 
 
@@ -77,6 +81,7 @@ class _Slot:
         "nesting",
         "number",
         "wait",
+        "waits",
     )
 
     def __init__(self, index: int | None) -> None:
@@ -87,6 +92,7 @@ class _Slot:
         self.has_arguments = False
         self.first: dict[str, Any] = {}  # other members of the deltas that wait
         self.wait = StringIO()
+        self.waits = 0  # characters that wait, those of other members among them
         # Without an id, only complete arguments can tell a repeated name from a second call.
         self.nesting = _Nesting()
 
@@ -116,7 +122,7 @@ class ToolSlots:
         right.
         """
         told: list[dict[str, Any]] = []
-        touched: list[_Slot] = []
+        touched: set[_Slot] = set()
         for call in calls:
             if isinstance(call, dict):
                 right = self._take(call, touched)
@@ -166,7 +172,7 @@ class ToolSlots:
                 yield {"index": previous.number, previous.body: {previous.arguments_key: text}}
         self._slots = kept
 
-    def _take(self, call: dict[str, Any], touched: list[_Slot]) -> dict[str, Any] | None:
+    def _take(self, call: dict[str, Any], touched: set[_Slot]) -> dict[str, Any] | None:
         body = "custom" if isinstance(call.get("custom"), dict) else "function"
         inner = call.get(body)
         inner = inner if isinstance(inner, dict) else {}
@@ -175,7 +181,7 @@ class ToolSlots:
         if slot is None:
             slot = self._open(_index(call))
             slot.body = body
-        touched.append(slot)
+        touched.add(slot)
         call_id = _text(call.get("id"))
         if call_id:
             self._by_id.setdefault(call_id, slot)
@@ -190,7 +196,7 @@ class ToolSlots:
             slot.name += name
         if slot.id and slot.name and not slot.first:
             return self._first(slot, call, inner, text)
-        return self._waiting(slot, call, inner, text)
+        return self._waiting(slot, call, inner, name, text)
 
     def _first(
         self, slot: _Slot, call: dict[str, Any], inner: dict[str, Any], text: str
@@ -204,14 +210,18 @@ class ToolSlots:
         return right
 
     def _waiting(
-        self, slot: _Slot, call: dict[str, Any], inner: dict[str, Any], text: str
+        self, slot: _Slot, call: dict[str, Any], inner: dict[str, Any], name: str, text: str
     ) -> dict[str, Any] | None:
         """A delta of a call whose identity is not told yet."""
         known = {key: value for key, value in inner.items() if key != "name"}
         slot.first |= {k: v for k, v in call.items() if v is not None}
         slot.first[slot.body] = known | {slot.arguments_key: ""}
         slot.wait.write(text)
-        self._left -= len(text)
+        waits = len(text) + len(name)
+        if call.keys() - _USUAL or inner.keys() - _USUAL_INSIDE:
+            waits += len(dumps(call))
+        slot.waits += waits
+        self._left -= waits
         if (slot.id and slot.name) or self._left < 0:
             return self._tell(slot)
         return None
@@ -221,7 +231,7 @@ class ToolSlots:
         slot.number, self._told = self._told, self._told + 1
         slot.id = slot.id or made_call_id(self._seed, slot.number)
         waited = slot.wait.getvalue()
-        self._left += len(waited)
+        self._left += slot.waits
         slot.wait = StringIO()
         first = slot.first
         return first | {
@@ -247,6 +257,8 @@ class ToolSlots:
         return right
 
     def _open(self, index: int | None) -> _Slot:
+        if len(self._slots) >= CALLS_MAX:
+            raise ReplyTooLarge(f"more than {CALLS_MAX} tool calls")
         slot = _Slot(index)
         if index is None:
             self._by_index.setdefault(len(self._slots), slot)
@@ -256,7 +268,7 @@ class ToolSlots:
         return slot
 
     def _find(
-        self, call: dict[str, Any], name: str, arguments: str, touched: list[_Slot]
+        self, call: dict[str, Any], name: str, arguments: str, touched: set[_Slot]
     ) -> _Slot | None:
         """Return the slot that a delta belongs to, None if it opens one."""
         index, call_id = _index(call), _text(call.get("id"))
@@ -285,6 +297,6 @@ def _text(value: object) -> str:
 
 def _index(call: dict[str, Any]) -> int | None:
     index = call.get("index")
-    if isinstance(index, str) and index.isdecimal():
+    if isinstance(index, str) and index.isdecimal() and len(index) <= _INDEX_DIGITS_MAX:
         return int(index)
     return index if isinstance(index, int) and not isinstance(index, bool) else None

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from encoders.usage import TokenUsage
 
 WITHHELD_MAX: Final = 16 * 1024 * 1024
+# What is remembered for each of them lasts as long as the stream; no real one has as many (M3.5).
+CHOICES_MAX: Final = 4096
+CALLS_MAX: Final = 16 * 1024
 
 ReasoningField = Literal["reasoning_content", "reasoning"]
 
@@ -35,7 +38,7 @@ class NotAChunk(ValueError):
 
 
 class ReplyTooLarge(ValueError):
-    """The chunks of a plain reply hold more than the bound."""
+    """More than the bound of what is kept of a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +120,7 @@ class Translator(Protocol):
 
         Raises:
             NotAChunk: `data` is not JSON.
-            ReplyTooLarge: a collected reply is over its bound.
+            ReplyTooLarge: a collected reply, or what has to be remembered, is over its bound.
         """
 
     def flush(self) -> bytes:

@@ -253,6 +253,10 @@ def _is_plain(name: str, value: object) -> bool:
 
 def _serialise(event: EventDict) -> str:
     try:
-        return orjson.dumps(event).decode()
+        line = orjson.dumps(event).decode()
     except TypeError:  # lone surrogates, integers beyond 64 bits
-        return json.dumps(event, separators=(",", ":"))
+        line = json.dumps(event, separators=(",", ":"))
+    if line.isascii() and "\x7f" not in line:
+        return line
+    # JSON lets them stand, but a terminal obeys them, and many a reader of lines ends one there.
+    return _CONTROL.sub(lambda found: f"\\u{ord(found.group()):04x}", line)

@@ -298,6 +298,8 @@ async def _read_whole(
     whole = bytes(body)
     if not _is_utf8(whole):
         whole = whole.decode("utf-8", "replace").encode()  # as the events of a stream
+    if b'"error"' in whole:
+        whole = provider.redactor.data(whole)
     error = error_in_success(provider.name, whole, redactor=provider.redactor)
     if error is not None:
         raise error

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from encoders import openai
+from encoders.translator import ReplyTooLarge
 from relay import meter
 from relay.attempts import WHOLE_REPLY_BYTES_MAX, Dialler, Opened
 from relay.billing import Billing, InsufficientCredits
 from relay.comments import CommentedReply, tick_while_waiting
-from relay.errors import ClientGone, GatewayFault, RelayError
+from relay.errors import ClientGone, GatewayFault, RelayError, UpstreamProtocolError
 from relay.lifecycle import Lifecycle, Outcome, StreamInput
 from relay.observe import UNOBSERVED
 from relay.pump import Discard, Sink, pump
@@ -279,7 +280,10 @@ class Exchange:
         if opened.whole is not None:
             data, parsed = opened.whole
             self._lifecycle.advance(StreamInput.TERMINAL)
-            whole = candidate.provider.shape.whole(data, parsed, self._identity(), wants)
+            try:
+                whole = candidate.provider.shape.whole(data, parsed, self._identity(), wants)
+            except ReplyTooLarge as error:
+                raise UpstreamProtocolError(f"{candidate.provider.name}: {error}") from None
             self._record.usage = whole.usage
             self._meter(lambda: whole.usage, lambda: whole.characters)
             return whole.body

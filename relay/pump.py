@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FINISH_GRACE_S: Final = 10.0
 # Reads that find data waiting do not give way, and a compressed body can hold a lot of it: then
 # others have their turn, and a hang-up is seen.
-_READS_A_TURN: Final = 16
+_READS_A_TURN: Final = 4
 
 
 class Sink(Protocol):

@@ -6,15 +6,21 @@ travels into messages and `metadata.raw` (M3.4).
 
 from __future__ import annotations
 
+import base64
 import re
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MASK: Final = "***"
+_ENTITIES: Final = {'"': "&quot;", "&": "&amp;", "'": "&apos;", "<": "&lt;", ">": "&gt;"}
 _SHORTEST: Final = 6  # shorter values would mask ordinary words
 
 
 class Redactor:
-    """Masks the secrets of one provider, in every spelling that JSON has for them.
+    """Masks the secrets of one provider, in every spelling that JSON, HTML and URLs have for them,
+    in any case, and as base64, alone or as part of more.
 
     Cut a text only after it was redacted: what is left of a secret at a cut is not found.
 
@@ -47,12 +53,32 @@ class Redactor:
 
 
 def _spellings(secret: str) -> str:
-    """Return a pattern for `secret` as it is and as any JSON writer may spell it."""
-    return "".join(map(_spellings_of_character, secret))
+    """Return a pattern for `secret` as it is and as any writer may spell it."""
+    plain = "".join(map(_spellings_of_character, secret))
+    return "|".join([f"(?i:{plain})", *_base64(secret)])
 
 
 def _spellings_of_character(char: str) -> str:
     units = char.encode("utf-16-be").hex()
-    escaped = "".join(rf"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
-    short = rf"\\{re.escape(char)}|" if char in '"\\/' else ""
-    return f"(?:{short}{re.escape(char)}|(?i:{escaped}))"
+    # JSON inside of JSON doubles the backslashes. Bounds keep the search linear.
+    escaped = "".join(rf"\\{{1,8}}u{units[at : at + 4]}" for at in range(0, len(units), 4))
+    in_url = "".join(f"%{byte:02x}" for byte in char.encode("utf-8", "replace"))
+    in_html = rf"&#(?:0{{0,6}}{ord(char)}|x0{{0,6}}{ord(char):x});"
+    spellings = [re.escape(char), escaped, in_url, in_html]
+    if char in '"\\/':
+        spellings.append(rf"\\{{1,8}}{re.escape(char)}")
+    if char in _ENTITIES:
+        spellings.append(_ENTITIES[char])
+    return f"(?:{'|'.join(spellings)})"
+
+
+def _base64(secret: str) -> Iterator[str]:
+    """Yield what base64 always makes of `secret`, for each of its three places in what is encoded;
+    characters that its neighbours have a part in are left out.
+    """
+    data = secret.encode("utf-8", "replace")
+    for before in range(3):
+        bits = 8 * (before + len(data))
+        text = base64.b64encode(bytes(before) + data).decode()[(8 * before + 5) // 6 : bits // 6]
+        if len(text) >= _SHORTEST:
+            yield re.escape(text).replace(r"\+", "[+-]").replace("/", "[/_]")

@@ -139,7 +139,7 @@ class StreamRelay:
                 whole = whole[size:]
             end = whole.find(b"\n\n") + 2
             self._take(self._decoder.decode(whole[:end]), out)
-            whole = whole[end:]
+            whole = whole[end:].lstrip(b"\n")  # a blank line too many is no event's beginning
             if not whole or self._lifecycle.closed:
                 return
         self._take(self._decoder.decode(whole), out)
@@ -187,8 +187,11 @@ class StreamRelay:
     def _take(self, events: list[SseEvent], out: list[bytes]) -> None:
         rewrite = self._translator.rewrite
         for event in events:
+            data = event.data
+            if b'"error"' in data:  # also of one choice, which passes as it is
+                data = event.data = self._redactor.data(data)
             try:
-                kind = rewrite(event.data, out)
+                kind = rewrite(data, out)
             except ValueError as error:  # also JSON that no encoder takes
                 out.append(self.fail(self._protocol_error(error, event.data)))
                 return

@@ -2,7 +2,8 @@
 
 Rules M3.5 (bounded buffers), M4.1 (aborted at once). What is added to aiohttp: bytes are handed on
 in the call that read them, a pool tells which connection a request got and whether it was used
-before, and the kernel's buffer is bounded.
+before, what comes on a connection that nobody asked is nobody's answer, and the kernel's buffer is
+bounded.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from aiohttp.client_reqrep import ConnectionKey
     from aiohttp.connector import Connection
     from aiohttp.tracing import Trace
 
@@ -35,12 +37,18 @@ class UpstreamConnection(ResponseHandler):
     Attributes:
         forwarding: who takes a reply's bytes in the call that reads them, None if nobody does.
         used: whether it has served a request.
+        idle: whether it waits in the pool. aiohttp would keep what comes then, a time-out that the
+            server tells on its own or an answer too many, for the next request.
     """
 
     forwarding: Forwarding | None = None
     used = False
+    idle = False
 
     def data_received(self, data: bytes) -> None:
+        if self.idle and data:  # no data: what it paused for is taken up again
+            self.abort()
+            return
         ResponseHandler.data_received(self, data)
         if self.forwarding is not None:
             self.forwarding.read_is_over()
@@ -174,9 +182,24 @@ class UpstreamConnector(aiohttp.TCPConnector):
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> Connection:
-        connection = await super().connect(req, traces, timeout)
+        while True:
+            connection = await super().connect(req, traces, timeout)
+            protocol = connection.protocol
+            # One may hold what came in the same read as the end of the answer before.
+            if not isinstance(protocol, UpstreamConnection) or not _is_spoilt(protocol):
+                break
+            connection.close()
+        if isinstance(protocol, UpstreamConnection):
+            protocol.idle = False
         _dialling.get().got(connection)
         return connection
+
+    def _release(
+        self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False
+    ) -> None:
+        if isinstance(protocol, UpstreamConnection):
+            protocol.idle = True
+        super()._release(key, protocol, should_close=should_close)
 
 
 class Dialling:
@@ -213,6 +236,10 @@ class Dialling:
             self._transports.append(transport)
         if isinstance(protocol, UpstreamConnection):
             self.reused, protocol.used = protocol.used, True
+
+
+def _is_spoilt(protocol: UpstreamConnection) -> bool:
+    return protocol.used and protocol.should_close
 
 
 def _upstream_socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -10,6 +10,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from encoders.translator import CHOICES_MAX
 from tests.support.books import books_of
 from tests.support.fake_upstream import (
     Eof,
@@ -487,3 +488,11 @@ async def test_usage_without_output_counts_what_was_streamed(stack: Stack) -> No
     row = rows[str(answer.header("x-request-id"))]
     assert (row.prompt_tokens, row.completion_tokens) == (8, 20)  # 40 + len('{"a":"yy…"}') = 80
     assert (row.status, row.error_code) == (502, "upstream_error")
+
+
+async def test_a_plain_reply_of_more_than_is_kept_is_the_providers_fault(stack: Stack) -> None:
+    """M3.5, M1.2: what is remembered of an answer is bounded; that is no fault of ours."""
+    candidate = {"content": {"parts": [{"text": "a"}]}, "finishReason": "STOP"}
+    reply = json_answer({"candidates": [candidate] * (CHOICES_MAX + 1)})
+    answer = await stack.ask(*reply, model="google/many", stream=False)
+    assert (answer.status, answer.error["code"]) == (502, "upstream_error")

@@ -14,7 +14,7 @@ from encoders.json_text import dumps, loads
 from encoders.openai import ChunkIdentity
 from encoders.shape_translator import ShapeTranslator
 from encoders.shapes import SHAPES
-from encoders.translator import Kind, NotAChunk, ReplyTooLarge, StreamWants
+from encoders.translator import CALLS_MAX, Kind, NotAChunk, ReplyTooLarge, StreamWants
 from encoders.usage import TokenUsage
 from relay.upstreams.replay import Transcript
 from tests.unit.test_golden import FIXTURES, TRANSCRIPTS, relayed
@@ -599,3 +599,16 @@ def test_a_text_is_encoded_once_and_framed_by_joins(monkeypatch: pytest.MonkeyPa
     reading = Reading(START, *deltas, *thoughts, opened(use(), 2), *fragments)
     assert built == 5, "primer, call and a frame for each of the three kinds of text"
     assert len(reading.chunks) == 152
+
+
+def test_what_is_remembered_of_a_stream_is_bounded() -> None:
+    """M3.5: blocks that are never closed, and citations that wait for the end of theirs."""
+    target = MessagesTranslator(identity(), StreamWants(withheld_max=100_000))
+    blocks = (dumps(opened({"type": "text", "text": "a"}, n)) for n in range(CALLS_MAX + 1))
+    with pytest.raises(ReplyTooLarge):
+        [target.rewrite(block, []) for block in blocks]
+    target = MessagesTranslator(identity(), StreamWants(withheld_max=100_000))
+    citation = {"url": "https://h", "cited_text": "x" * 1000}
+    cited = [dumps(piece(type="citations_delta", citation=citation))] * 100
+    with pytest.raises(ReplyTooLarge):
+        [target.rewrite(data, []) for data in cited]

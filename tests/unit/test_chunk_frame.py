@@ -208,3 +208,12 @@ def test_a_marked_chunk_in_the_frame_is_what_it_is_when_parsed_whole(
     assert b"".join(short) == b"".join(long).replace(b" }\n", b"}\n")
     assert in_frame.characters == parsed.characters
     assert in_frame.finished == parsed.finished
+
+
+def test_a_text_that_is_none_of_the_answer_is_not_spliced_as_one() -> None:
+    target = taught(chunk({"index": 0, "delta": {}, "note": {"content": "abc"}}))
+    read = event(chunk({"index": 0, "delta": {}, "note": {"content": "abcdef"}})) * 3
+    assert target.splice(read) is None
+    before = target.characters
+    one_by_one(read, target)
+    assert target.characters == before == len("learned")

@@ -100,3 +100,9 @@ def test_a_half_that_stays_alone_is_replaced(pieces: list[str], told: str) -> No
     got = "".join([*map(joiner.join, pieces), joiner.flush()])
     assert got == told
     got.encode()
+
+
+def test_replacements_without_end_do_not_wait_for_it() -> None:
+    text = CumulativeText()
+    told = text.tail("a" * 40) + "".join(text.tail("\ufffd") for _ in range(16))
+    assert len(told) > 45

@@ -828,3 +828,27 @@ def test_a_whole_reply_says_what_the_stream_says(events: list[Any]) -> None:
     collecting.flush()
     got = json.loads(collecting.result())["choices"]
     assert {c["index"]: c["message"]["content"] or "" for c in got} == said
+
+
+def test_a_piece_of_arguments_that_is_no_value_of_its_type() -> None:
+    """A list where a number belongs is passed on; it is no list of texts."""
+    pieces = [
+        piece("$.a", numberValue=[{"b": 1}]),
+        piece("$.c", stringValue="x"),
+        piece("$.c", numberValue=[]),
+        piece("$.d[" + "9" * 5000 + "]", numberValue=1),
+    ]
+    events = [event({"functionCall": {"name": "f", "partialArgs": pieces}}), event(finish="STOP")]
+    ((_, _, arguments),) = calls(*events)
+    assert json.loads(arguments) == {"a": [{"b": 1}], "c": []}
+
+
+def test_arguments_that_never_end_are_bounded() -> None:
+    """M3.5: all pieces of a call wait for its last one."""
+    target = translator(withheld_max=100_000)
+    part = {"partialArgs": [piece("$.a", stringValue="x" * 1000)], "willContinue": True}
+    target.rewrite(compact(event({"functionCall": {"name": "f", **part}})), [])
+    more = compact(event({"functionCall": part}))
+    kinds = (target.rewrite(more, []) for _ in range(100))
+    with pytest.raises(ReplyTooLarge):
+        list(kinds)

@@ -346,3 +346,15 @@ def test_a_client_cannot_forge_console_lines(out: io.StringIO) -> None:
     assert len(lines) == 2
     assert "\x1b" not in out.getvalue()
     assert r"x\n2026" in lines[0]
+
+
+def test_a_client_cannot_forge_json_lines(out: io.StringIO) -> None:
+    """Nor move a terminal that shows them; their values stay what they are."""
+    logs.configure("json", stream=out)
+    forged = 'x\n{"level":"error"}\r\u2028{}\u2029{}\x85{}\x9b31m\x7f\x0b é'
+    structlog.get_logger().info("event", model=forged)
+    structlog.get_logger().info("event", model=forged, other="sk-0123456789", half="\ud800")
+    whole = out.getvalue().splitlines()
+    assert len(whole) == 2
+    assert all(line.isprintable() for line in whole)
+    assert [line["model"] for line in lines(out)] == [forged, forged]

@@ -13,7 +13,7 @@ from encoders.openai import ChunkIdentity
 from encoders.openai_shape import OpenAIShape
 from encoders.sse import SseDecoder
 from encoders.text_counter import TextCounter
-from encoders.translator import Kind, StreamWants
+from encoders.translator import CALLS_MAX, CHOICES_MAX, Kind, ReplyTooLarge, StreamWants
 from tests.support.assembled import AssembledChoice, assembled
 
 SHAPE = OpenAIShape()
@@ -588,3 +588,55 @@ def test_arguments_that_are_an_object_are_counted() -> None:
     counter = TextCounter()
     counter.add_choices([{"delta": {"tool_calls": [whole(0, "a", "f", {"x": 1})]}}])
     assert counter.characters == len('{"x":1}')
+
+
+@pytest.mark.parametrize("reason", [["stop"], {"a": 1}, True, 7, 0])
+def test_a_finish_reason_that_is_no_text_is_none(reason: Any) -> None:
+    calls = [call(0, "a", "f", "{}")]
+    last = chunk({}, reason, note='"finish_reason":"x"')
+    got = told([chunk({"role": "assistant", "tool_calls": calls}), last])
+    assert [json.loads(data)["choices"][0]["finish_reason"] for data in got] == [None, None]
+
+
+def test_an_index_of_a_thousand_digits_is_none() -> None:
+    one = call("9" * 5000, "a", "f", "{}")
+    (got,) = told([chunk({"role": "assistant", "tool_calls": [one]})])
+    assert json.loads(got)["choices"][0]["delta"]["tool_calls"][0]["index"] == 0
+
+
+@pytest.mark.parametrize("wants", [{}, {"cumulative_deltas": True}, {"inline_tool_calls": True}])
+def test_what_is_remembered_of_a_stream_is_bounded(wants: dict[str, Any]) -> None:
+    """M3.5: a provider that never ends may open calls, or choices, without end."""
+    translator = SHAPE.translator(identity(), StreamWants(**wants))
+    many = [call(n, f"c{n}", "f", "{}") for n in range(CALLS_MAX)]
+    translator.rewrite(compact(chunk({"role": "assistant", "tool_calls": many})), [])
+    with pytest.raises(ReplyTooLarge):
+        translator.rewrite(compact(chunk({"tool_calls": [call(-1, "x", "f", "{}")]})), [])
+    translator = SHAPE.translator(identity(), StreamWants(**wants))
+    for index in range(CHOICES_MAX):
+        translator.rewrite(compact(chunk({"role": "assistant", "content": "a"}, index=index)), [])
+    with pytest.raises(ReplyTooLarge):
+        translator.rewrite(compact(chunk({"content": "a"}, index=CHOICES_MAX)), [])
+
+
+def test_as_many_choices_as_were_asked_for_are_remembered() -> None:
+    translator = SHAPE.translator(identity(), StreamWants(choices=CHOICES_MAX + 1))
+    for index in range(CHOICES_MAX + 1):
+        translator.rewrite(compact(chunk({"role": "assistant", "content": "a"}, index=index)), [])
+    assert translator.has_choice
+
+
+@pytest.mark.parametrize("what", ["name", "member", "inner"])
+def test_whatever_waits_for_an_identity_is_bounded(what: str) -> None:
+    """M3.5: fragments of a name, and members that nobody knows, wait as arguments do."""
+    translator = SHAPE.translator(identity(), StreamWants(withheld_max=10_000))
+    translator.rewrite(compact(chunk({"role": "assistant", "content": ""})), [])
+    out: list[bytes] = []
+    for number in range(200):
+        member = {f"k{number}": "x" * 100}
+        inner = {"name": f"{number}{'x' * 100}"} if what == "name" else {}
+        inner |= member if what == "inner" else {}
+        one: dict[str, Any] = {"index": 0, "function": inner}
+        one |= member if what == "member" else {}
+        translator.rewrite(compact(chunk({"tool_calls": [one]})), out)
+    assert b'"tool_calls"' in b"".join(out)

@@ -222,6 +222,17 @@ def test_one_byte_at_a_time_gives_the_same_bytes() -> None:
     assert whole.count(b'"prompt_tokens"') == 1
 
 
+@pytest.mark.parametrize("blank", [1, 2, 3, 4, 5, 6])
+def test_blank_lines_between_events_are_nothing_wherever_a_read_ends(blank: int) -> None:
+    """M3.1: any number of them, the last event of a read with some of the next behind it."""
+    events = [chunk("a"), chunk("b"), sse({"choices": [], "usage": {"prompt_tokens": 2}})]
+    stream = b"\n" * blank + b"".join(e + b"\n" * blank for e in [*events, chunk("", "stop")])
+    want = play(relay(include_usage=True), *events, chunk("", "stop"))
+    for start, end in itertools.combinations(range(0, len(stream) + 1, 7), 2):
+        pieces = stream[:start], stream[start:end], stream[end:]
+        assert play(relay(include_usage=True), *pieces) == want
+
+
 @pytest.mark.parametrize("path", recorded(), ids=lambda p: p.stem)
 @pytest.mark.parametrize("size", [1, 7, 100, 10**6])
 def test_recorded_answers_in_any_cut(path: Path, size: int) -> None:

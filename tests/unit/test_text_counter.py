@@ -78,3 +78,11 @@ def test_nonsense_is_no_text() -> None:
     counter.add_choices(None)
     counter.add_choices(["x", {"delta": {"content": 3, "tool_calls": {"a": 1}}}])
     assert counter.characters == 0
+
+
+def test_a_text_that_is_none_of_the_answer_is_never_counted() -> None:
+    counter = TextCounter()
+    inside = b'{"index":0,"delta":{},"note":{"content":"%b"}}'
+    for size in range(1, 50):
+        counter.add_bytes(inside % (b"x" * size))
+    assert counter.characters == 0
