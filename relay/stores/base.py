@@ -14,6 +14,7 @@ Times are Unix seconds, amounts micro-USD, keys SHA-256 digests (a key's text ne
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
@@ -79,6 +80,44 @@ class Notice:
     payload: bytes
     due_at: float
     tries: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyUse:
+    """One try of a decide under an idempotency key (D6.2).
+
+    Attributes:
+        org, key: the key is the account's own; another account's is another key.
+        digest: SHA-256 of the body. owner: names this try and no other.
+    """
+
+    org: str
+    key: str
+    digest: bytes
+    owner: str
+
+
+class KeyState(Enum):
+    """What an idempotency key is to who wants to use it."""
+
+    CLAIMED = "claimed"  # it was free and is this try's now
+    RUNNING = "running"  # another try has it, with the same body
+    ANSWERED = "answered"  # with the same body; the answer is there
+    EXPIRED = "expired"  # likewise, and the answer was erased
+    REUSED = "reused"  # it belongs to another body
+
+
+@dataclass(frozen=True, slots=True)
+class KeyClaim:
+    """What `claim_key` found.
+
+    Attributes:
+        until: when the other try's lease runs out, for RUNNING. answer: for ANSWERED.
+    """
+
+    state: KeyState
+    until: float = 0.0
+    answer: bytes = b""
 
 
 class Store(Protocol):
@@ -177,6 +216,41 @@ class Store(Protocol):
         """Take one of the org's decision starts (D5.4). 0: it is taken. Else none is left, and
         this is in how many seconds the next one is there.
         """
+
+    # -- idempotency keys of decides ----------------------------------------------------------
+
+    async def claim_key(self, use: KeyUse, *, now: float, until: float) -> KeyClaim:
+        """Take a free key until then (D6.2). Free is one that nobody has used, that a try has left
+        or lost with its lease, or whose time (`keep_answer`) is over at `now`.
+        """
+
+    async def renew_key(self, use: KeyUse, *, until: float) -> bool:
+        """Keep it until then; False if it is not this try's any more."""
+
+    async def keep_answer(
+        self,
+        use: KeyUse,
+        answer: bytes,
+        *,
+        until: float,
+        forget_at: float,
+        progress: Progress | None,
+    ) -> bool:
+        """End a try with an answer, and note the cost of its hold, so that both are there or none.
+
+        Args:
+            until: when the answer is erased. forget_at: when the key is free again.
+            progress: what the hold settles at if this process is lost before it does.
+
+        Returns:
+            False if the key is not this try's any more; nothing is stored then.
+        """
+
+    async def leave_key(self, use: KeyUse) -> None:
+        """End a try without an answer: the key is free. Idempotent; nothing if it is another's."""
+
+    async def erase_answers(self, now: float) -> None:
+        """Erase the answers whose time is over, and forget the keys that are free by time."""
 
     # -- usage --------------------------------------------------------------------------------
 

@@ -139,7 +139,24 @@ CREATE TABLE decision_starts (
 ) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _DECISION_STREAMS)
+_DECISION_KEYS: Final = """
+-- An idempotency key: taken by `owner` until `until`; or answered, and the answer there until then.
+CREATE TABLE decision_keys (
+    seq       INTEGER PRIMARY KEY,
+    org       TEXT NOT NULL,
+    key       TEXT NOT NULL,
+    digest    BLOB NOT NULL,
+    owner     TEXT,
+    until     REAL NOT NULL,
+    answer    BLOB,
+    forget_at REAL NOT NULL,
+    UNIQUE (org, key)
+) STRICT;
+CREATE INDEX decision_answers_by_time ON decision_keys (until) WHERE answer IS NOT NULL;
+CREATE INDEX decision_keys_by_time ON decision_keys (forget_at);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _DECISION_STREAMS, _DECISION_KEYS)
 
 
 def check(connection: sqlite3.Connection, path: Path) -> int:

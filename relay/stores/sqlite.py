@@ -4,6 +4,7 @@
     sqlite_threads.py     the threads: the writer's transactions, the reader's own connection
     sqlite_operations.py  the operations: SQL on a connection
     sqlite_decision.py    those of the decision plane
+    sqlite_keys.py        idempotency keys of decides
     sqlite_rows.py        rows as values, and back
     sqlite_file.py        the file: made, opened, its errors explained
     schema.py             the schema and its versions
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from relay.stores import sqlite_decision as decision
+from relay.stores import sqlite_keys as keys
 from relay.stores import sqlite_operations as operations
 from relay.stores.sqlite_file import explain, open_for_reading, open_for_writing
 from relay.stores.sqlite_threads import ReaderThread, WriterThread
@@ -27,7 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from relay.money import Hold, Progress, Settlement
-    from relay.stores.base import Notice, NoticeOf, Org, OrgChange, StoredKey
+    from relay.stores.base import (
+        KeyClaim,
+        KeyUse,
+        Notice,
+        NoticeOf,
+        Org,
+        OrgChange,
+        StoredKey,
+    )
 
 
 class SqliteStore:
@@ -136,6 +146,35 @@ class SqliteStore:
         return await self._writer.run(
             lambda c: decision.start_decision(c, org, now=now, per_minute=per_minute, burst=burst)
         )
+
+    # -- idempotency keys of decides --------------------------------------------------------------
+
+    async def claim_key(self, use: KeyUse, *, now: float, until: float) -> KeyClaim:
+        return await self._writer.run(lambda c: keys.claim_key(c, use, now=now, until=until))
+
+    async def renew_key(self, use: KeyUse, *, until: float) -> bool:
+        return await self._writer.run(lambda c: keys.renew_key(c, use, until=until))
+
+    async def keep_answer(
+        self,
+        use: KeyUse,
+        answer: bytes,
+        *,
+        until: float,
+        forget_at: float,
+        progress: Progress | None,
+    ) -> bool:
+        return await self._writer.run(
+            lambda c: keys.keep_answer(
+                c, use, answer, until=until, forget_at=forget_at, progress=progress
+            )
+        )
+
+    async def leave_key(self, use: KeyUse) -> None:
+        await self._writer.run(lambda c: keys.leave_key(c, use))
+
+    async def erase_answers(self, now: float) -> None:
+        await self._writer.run(lambda c: keys.erase_answers(c, now))
 
     # -- usage ----------------------------------------------------------------------------------
 
