@@ -20,12 +20,23 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> int | None:
             `retry-after` as seconds or as an HTTP date.
         now: Unix seconds.
     """
+    seconds = _seconds(headers, now)
+    return None if seconds is None else min(math.ceil(seconds), LONGEST_S)
+
+
+def retry_after_ms(headers: Mapping[str, str], now: float) -> int | None:
+    """`retry_after_s` in whole milliseconds."""
+    seconds = _seconds(headers, now)
+    return None if seconds is None else min(math.ceil(seconds * 1000), LONGEST_S * 1000)
+
+
+def _seconds(headers: Mapping[str, str], now: float) -> float | None:
     milliseconds = headers.get("retry-after-ms")
     value = headers.get("retry-after", "").strip()
     if milliseconds is not None:
         seconds = _number(milliseconds)
         if seconds is not None:
-            return _bounded(seconds / 1000)
+            return seconds / 1000
     if not value:
         return None
     seconds = _number(value)
@@ -35,7 +46,7 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> int | None:
         except (ValueError, OverflowError):
             return None
         seconds = max(seconds, 0.0)
-    return _bounded(seconds)
+    return seconds
 
 
 def _number(text: str) -> float | None:
@@ -44,7 +55,3 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and value >= 0 else None
-
-
-def _bounded(seconds: float) -> int:
-    return min(math.ceil(seconds), LONGEST_S)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from encoders.decision_errors import DecisionError
+
+# The key of the client whose decide runs, for the one backend that may be told to forward it: no
+# other code has to carry a secret. Set around `DecideService.decide`, in its task.
+CLIENT_KEY: Final[ContextVar[str | None]] = ContextVar("client_key", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,4 +54,8 @@ class DecisionBackend(Protocol):
         Returns:
             The reply, or the error that the client is told. A cancelled call may have been done.
         """
+        ...
+
+    async def close(self) -> None:
+        """Free what it holds; nothing is asked any more. Idempotent."""
         ...

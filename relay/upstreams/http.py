@@ -98,16 +98,24 @@ class HttpUpstream:
         )
 
     async def open(self, request: UpstreamRequest) -> HttpReply:
-        assert self._session is not None, "open() before start()"
         base_url = self._base_url if isinstance(self._base_url, str) else self._base_url()
         accept = "text/event-stream" if request.stream else "application/json"
+        return await self.post(
+            self._shape.url(base_url, request.model, stream=request.stream),
+            dumps(request.body),
+            {"Accept": accept},
+        )
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> HttpReply:
+        """Send a request that is no chat; see `open`.
+
+        Args:
+            headers: added to those of every request.
+        """
+        assert self._session is not None, "post() before start()"
         try:
             async with asyncio.timeout(self._header_timeout_s):
-                response = await self._post(
-                    self._shape.url(base_url, request.model, stream=request.stream),
-                    dumps(request.body),
-                    {**self._headers, "Accept": accept},
-                )
+                response = await self._post(url, body, {**self._headers, **headers})
         except aiohttp.ConnectionTimeoutError:
             raise UpstreamUnreachable(
                 f"{self._name}: no connection within {self._connect_timeout_s:g} s"
