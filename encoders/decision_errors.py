@@ -38,6 +38,7 @@ STATUS: Final[Mapping[str, int]] = {
     "idempotency_conflict": 409,
     "idempotency_key_reuse": 400,
     "idempotency_replay_unavailable": 409,
+    "idempotency_unavailable": 503,
     "image_not_available": 404,
     "insufficient_credits": 402,
     "internal_error": 500,

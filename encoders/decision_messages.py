@@ -11,16 +11,22 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
-from encoders import decision_shapes as shapes
-from encoders.decision_attachments import Attachment, AttachmentRefused, parse_items
 from encoders.decision_errors import DecisionError, error
 from encoders.decision_json import MalformedJson, NestedTooDeeply, compact, compact_text, loads
+from encoders.decision_request import (
+    StateValue,
+    idempotency_key,
+    read_attachments,
+    read_request,
+    read_state,
+)
 from encoders.decision_shapes import WrongShape, exact_members, one_of, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-StateKind = Literal["string", "array", "object"]
+    from encoders.decision_attachments import Attachment
+
 Mode = Literal["on_change", "on_request"]
 
 MAX_ITEMS: Final = 4096
@@ -30,19 +36,6 @@ MAX_NONCE: Final = 9_007_199_254_740_991
 
 _LONGEST_ECHO: Final = 128  # an event id that a refusal repeats
 _SCANNED_TOKENS: Final = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class StateValue:
-    """A state.
-
-    Attributes:
-        content: compact JSON; without its quotes or brackets for a string or an array, so that
-            what is appended is appended here too.
-    """
-
-    kind: StateKind
-    content: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,57 +164,45 @@ def decode(data: bytes) -> Incoming:
         return Refused(refusal, event_id, mutation)
 
 
+def decode_body(data: bytes) -> Start | DecisionError:
+    """Read the body of the decide API as the start of a stream with that one state; never raises.
+
+    `session_id` is checked and left out: it is for a service that keeps sessions (D6.1).
+    """
+    try:
+        value = loads(data)
+        request = read_request(value, "", frozenset({"session_id"}))
+    except MalformedJson as problem:
+        return error("invalid_request", f"the body is not strict JSON: {problem}")
+    except NestedTooDeeply as problem:
+        return error("state_too_large", str(problem))
+    except WrongShape as problem:
+        return error("invalid_request", str(problem), param=problem.param)
+    return Start(
+        event_id="evt_1",
+        idempotency_key=None,
+        **request,
+        decision_mode="on_request",
+        min_interval_ms=0,
+    )
+
+
 def _start(value: dict[str, Any]) -> Start:
     exact_members(
         value,
         frozenset({"type", "event_id", "request", "decision_mode"}),
         frozenset({"idempotency_key", "min_interval_ms"}),
     )
-    request = value["request"]
-    if not isinstance(request, dict):
-        raise WrongShape("request must be an object", "request")
-    exact_members(request, _REQUEST, _REQUEST_OPTIONAL, "request.")
-    optional: dict[str, str | None] = {}
-    for name, words in (("route", ("standard", "committee")), ("mode", ("standard", "deliberate"))):
-        optional[name] = (
-            one_of(request[name], f"request.{name}", words) if name in request else None
-        )
-    if "prompt_cache_key" in request:
-        optional["prompt_cache_key"] = text(
-            request["prompt_cache_key"], "request.prompt_cache_key", longest=256
-        )
-    if "policy" in request and not isinstance(request["policy"], dict):
-        raise WrongShape("request.policy must be an object", "request.policy")
-    shapes.questions(request["questions"], "request.questions")
+    request = read_request(value["request"], "request", frozenset())
     mode = one_of(value["decision_mode"], "decision_mode", ("on_change", "on_request"))
-    attachments, refusal = _attachments(request.get("attachments"), "request.attachments")
-    held = held_features(optional["route"], optional["mode"], "request.")
     return Start(
         **_common(value),
-        refusal=held or refusal,
-        model=text(request["model"], "request.model", longest=200),
-        state=_state(request["state"], "request.state"),
-        questions=request["questions"],
-        encoded_questions=compact(request["questions"]),
-        attachments=attachments or (),
-        prompt_cache_key=optional.get("prompt_cache_key"),
-        route=optional["route"],
-        mode=optional["mode"],
-        policy=compact(request["policy"]) if "policy" in request else None,
+        **request,
         decision_mode="on_change" if mode == "on_change" else "on_request",
         min_interval_ms=whole(
             value.get("min_interval_ms", 0), "min_interval_ms", 0, MAX_INTERVAL_MS
         ),
     )
-
-
-def held_features(route: str | None, mode: str | None, path: str) -> DecisionError | None:
-    """The refusal of a route or mode that is not served (D4.4)."""
-    if route == "committee":
-        return error("committee_not_available", "committee is not served", param=f"{path}route")
-    if mode == "deliberate":
-        return error("deliberate_not_available", "deliberate is not served", param=f"{path}mode")
-    return None
 
 
 def _append_text(value: dict[str, Any]) -> Append:
@@ -242,17 +223,17 @@ def _append_attachments(value: dict[str, Any]) -> AppendAttachments:
     exact_members(value, frozenset({"type", "event_id", "attachments"}), _KEY)
     if not isinstance(value["attachments"], list) or not value["attachments"]:
         raise WrongShape("attachments must be an array and not empty", "attachments")
-    attachments, refusal = _attachments(value["attachments"], "attachments")
+    attachments, refusal = read_attachments(value["attachments"], "attachments")
     return AppendAttachments(**_common(value), refusal=refusal, attachments=attachments or ())
 
 
 def _replace(value: dict[str, Any]) -> Replace:
     exact_members(value, frozenset({"type", "event_id", "state"}), _KEY | {"attachments"})
-    attachments, refusal = _attachments(value.get("attachments"), "attachments")
+    attachments, refusal = read_attachments(value.get("attachments"), "attachments")
     return Replace(
         **_common(value),
         refusal=refusal,
-        state=_state(value["state"], "state"),
+        state=read_state(value["state"], "state"),
         attachments=attachments,
     )
 
@@ -279,36 +260,6 @@ def _common(value: dict[str, Any]) -> dict[str, Any]:
     return {"event_id": event_id, "idempotency_key": key}
 
 
-def idempotency_key(value: str) -> str | None:
-    """The key without the ASCII spaces around it; None if it is none (D4.7)."""
-    key = value.strip(" ")
-    return key if 1 <= len(key) <= 255 and _PRINTABLE.fullmatch(key) else None
-
-
-def _state(value: Any, param: str) -> StateValue:
-    if isinstance(value, str):
-        return StateValue("string", compact_text(value))
-    if isinstance(value, list):
-        return StateValue("array", compact(value)[1:-1])
-    if isinstance(value, dict):
-        return StateValue("object", compact(value))
-    raise WrongShape(f"{param} must be a string, an object or an array", param)
-
-
-def _attachments(
-    value: Any, param: str
-) -> tuple[tuple[Attachment, ...] | None, DecisionError | None]:
-    """The items, None if there are none to speak of, or why they are refused; null is absent."""
-    if value is None:
-        return None, None
-    if not isinstance(value, list):
-        raise WrongShape(f"{param} must be an array", param)
-    try:
-        return parse_items(value, param), None
-    except AttachmentRefused as refused:
-        return None, refused.error
-
-
 def _echo(event_id: Any) -> str | None:
     return event_id if isinstance(event_id, str) and len(event_id) <= _LONGEST_ECHO else None
 
@@ -333,10 +284,7 @@ def _named(data: bytes) -> tuple[str | None, str | None]:
 _HEAD_TOKEN: Final = re.compile(
     rb'"(type|event_id)"\s*:\s*"([A-Za-z0-9_-]{1,128})"|"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL
 )
-_PRINTABLE: Final = re.compile(r"[ -~]+")
 _KEY: Final = frozenset({"idempotency_key"})
-_REQUEST: Final = frozenset({"model", "state", "questions"})
-_REQUEST_OPTIONAL: Final = frozenset({"attachments", "prompt_cache_key", "route", "mode", "policy"})
 _READERS: Final[Mapping[str, Callable[[dict[str, Any]], Incoming]]] = {
     "start": _start,
     "append_text": _append_text,

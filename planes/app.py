@@ -71,14 +71,14 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
         started=int(time.time()),
     )
 
-    decisions = make_plane(
-        settings.decision, store=accounts.store, slots=gateway.slots, inflight=gateway.inflight
-    )
+    decisions = make_plane(gateway, store=accounts.store)
 
     async def run_parts(_: web.Application) -> AsyncIterator[None]:
         try:
             await telemetry.start()
             await accounts.start(gateway.router)  # first: a store that cannot be used is told soon
+            if decisions is not None:
+                decisions.start()
             gateway.router = await providers.start(replay_if_no_local=replay_if_no_local)
             gateway.ready = True
             yield

@@ -88,7 +88,7 @@ class KeyRing:
         Raises:
             InvalidKey: 401, RevokedKey with it. AccountSuspended: 403.
         """
-        key = _presented(headers)
+        key = presented(headers)
         if key is None:
             raise InvalidKey(
                 "no API key: send `Authorization: Bearer <key>` or an `x-api-key` header"
@@ -136,7 +136,8 @@ def _from_store(key: StoredKey) -> _Known:
     return _Known(digest=key.digest, principal=principal, status=key.status)
 
 
-def _presented(headers: Mapping[str, str]) -> str | None:
+def presented(headers: Mapping[str, str]) -> str | None:
+    """Return the text of the key that a request has, or None."""
     scheme, _, token = headers.get("Authorization", "").strip().partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()

@@ -30,7 +30,7 @@ from relay.money import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from relay.prices import PriceBook
     from relay.record import RequestRecord
@@ -129,11 +129,21 @@ class Billing:
         self._worker = worker
         self._hold_output_tokens = hold_output_tokens
         self._open: dict[str, OpenHold] = {}
+        self._placed: set[str] = set()
 
     @property
     def open_holds(self) -> int:
         """How many holds of this process are open."""
-        return len(self._open)
+        return len(self._open) + len(self._placed)
+
+    @property
+    def worker(self) -> str:
+        """Names this process in its holds."""
+        return self._worker
+
+    def price(self, slug: str, candidates: Iterable[tuple[str, str]]) -> Price:
+        """Return a price of `slug` that no candidate (provider, model) exceeds."""
+        return dearest(self._prices.price(slug, *candidate) for candidate in candidates)
 
     def prepare(
         self,
@@ -177,11 +187,33 @@ class Billing:
             InsufficientCredits: refused; there is no hold and nothing to close.
         """
         try:
-            for hook in self._hooks:
-                await self._authorize(hook, opened.hold)
+            await self._ask(opened.hold)
         except InsufficientCredits:
             del self._open[opened.hold.request_id]
             raise
+
+    async def place(self, hold: Hold) -> None:
+        """Place a hold that is computed elsewhere; `end` must be called exactly once, if this is
+        cancelled too.
+
+        Raises:
+            InsufficientCredits: refused; there is no hold and nothing to end.
+        """
+        self._placed.add(hold.request_id)
+        try:
+            await self._ask(hold)
+        except InsufficientCredits:
+            self._placed.remove(hold.request_id)
+            raise
+
+    def end(self, settlement: Settlement) -> None:
+        """Settle or release the hold of `place`; synchronous, exactly once."""
+        self._placed.remove(settlement.request_id)  # a second end is a bug of ours: KeyError
+        self._tell(settlement)
+
+    async def _ask(self, hold: Hold) -> None:
+        for hook in self._hooks:
+            await self._authorize(hook, hold)
 
     async def _authorize(self, hook: BillingHook, hold: Hold) -> None:
         try:
@@ -200,13 +232,16 @@ class Billing:
         """
         del self._open[opened.hold.request_id]  # a second close is a bug of ours: KeyError
         settlement = _settlement(opened, outcome, dialled=dialled)
+        self._tell(settlement)
+        return settlement
+
+    def _tell(self, settlement: Settlement) -> None:
         for hook in self._hooks:
             tell = hook.release if settlement.source is Source.NONE else hook.settle
             try:
                 tell(settlement)
             except Exception:  # noqa: BLE001  the next hook is told all the same
                 _log.exception("billing hook %s failed to settle", hook.name)
-        return settlement
 
     def progress(self) -> list[Progress]:
         """Return how far each open stream is that moved since the last call."""

@@ -44,7 +44,11 @@ class Price:
     cached_usd_per_mtok: Decimal | None = None
 
     def cost_micro_usd(self, prompt: int, completion: int, cached: int = 0) -> int:
-        """Return the cost of token counts in micro-USD, rounded half up once.
+        """Return the cost of token counts in micro-USD, rounded half up once; see `cost`."""
+        return whole_micro_usd(self.cost(prompt, completion, cached))
+
+    def cost(self, prompt: int, completion: int, cached: int = 0) -> Decimal:
+        """Return the exact cost of token counts in micro-USD.
 
         Args:
             prompt: all prompt tokens. completion: all completion tokens.
@@ -55,12 +59,16 @@ class Price:
         for_cached = self.cached_usd_per_mtok
         if for_cached is None:
             for_cached = self.prompt_usd_per_mtok
-        cost = (
+        return (
             (prompt - cached) * self.prompt_usd_per_mtok
             + cached * for_cached
             + completion * self.completion_usd_per_mtok
         )
-        return int(cost.quantize(Decimal(1), ROUND_HALF_UP))
+
+
+def whole_micro_usd(cost: Decimal) -> int:
+    """Return a cost rounded half up."""
+    return int(cost.quantize(Decimal(1), ROUND_HALF_UP))
 
 
 def dearest(prices: Iterable[Price]) -> Price:

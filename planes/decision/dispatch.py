@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from encoders.decision_errors import DecisionError
+from relay.deciders.base import CLIENT_KEY
 from relay.decisions.effects import Failed
+from relay.decisions.service import Asked, Caller
 from relay.stores.base import StoreError
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from planes.auth import Principal
     from relay.decisions.effects import Decided, StartDecide
     from relay.decisions.limits import DecisionLimits
-    from relay.decisions.service import DecideService
+    from relay.decisions.service import DecideService, Run
     from relay.inflight import InFlight
     from relay.stores.base import Store
 
@@ -32,12 +34,14 @@ class Account:
     Attributes:
         request_id: of the opening.
         current: who it is now; a key may be revoked while its stream is open (D5.6).
+        client_key: the text of its key, for a backend that is asked with it.
     """
 
     org: str
     request_id: str
     stream_id: str
     current: Callable[[], Principal | DecisionError]
+    client_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,24 @@ async def decide(services: Services, account: Account, asked: StartDecide) -> De
     principal = account.current()
     if isinstance(principal, DecisionError):
         return Failed(error=principal, request_id=account.request_id)
-    return await services.decider.decide(
-        principal.org, asked, max_concurrent=principal.max_concurrent
+    run = services.decider.begin(
+        caller_of(principal),
+        Asked(body=asked.body, subject=asked.subject, idempotency_key=asked.idempotency_key),
+    )
+    return await decide_as(services, account.client_key, run)
+
+
+async def decide_as(services: Services, client_key: str | None, run: Run) -> Decided | Failed:
+    """Decide in a task of its own, for the client with that key."""
+    CLIENT_KEY.set(client_key)
+    return await services.decider.decide(run)
+
+
+def caller_of(principal: Principal) -> Caller:
+    """Whose decide it is."""
+    return Caller(
+        org=principal.org,
+        key_id=principal.key_id,
+        max_concurrent=principal.max_concurrent,
+        trial=principal.trial,
     )

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from encoders.decision_served import ModelLimits, Served
 from planes.decision import backends
 from planes.decision.dispatch import Services
+from planes.decision.runs import Runs
+from planes.settings import ChatLogprobsBackend
+from relay.decisions.keys import Keys
 from relay.decisions.limits import DecisionLimits
 from relay.decisions.service import DecideService
+from relay.decisions.tariff import Tariff
+from relay.money import Price
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from planes.decision.stream import Stream
+    from planes.gateway import Gateway
     from planes.settings import Decision
-    from relay.inflight import InFlight
-    from relay.slots import Slots
+    from planes.settings.catalog import Price as TextPrice
+    from relay.deciders.base import DecisionBackend
     from relay.stores.base import Store
 
 _NO_LIMIT: Final = 2**31
@@ -31,14 +37,17 @@ class DecisionPlane:
 
     Args:
         settings: their backend is served (`make_plane`).
+        backend: closed with the plane.
 
     Attributes:
-        services: what all streams share.
+        services: what all streams share. runs: the decides of HTTP requests.
     """
 
-    def __init__(self, settings: Decision, services: Services) -> None:
+    def __init__(self, settings: Decision, services: Services, backend: DecisionBackend) -> None:
         self._settings = settings
+        self._backend = backend
         self.services = services
+        self.runs = Runs(services.limits.decision_settlement_timeout_ms / 1000)
         self._places: set[object] = set()
         self._streams: set[Stream] = set()
         services.inflight.on_drain(self._drain)
@@ -76,10 +85,17 @@ class DecisionPlane:
     def __iter__(self) -> Iterator[Stream]:
         return iter([*self._streams])
 
+    def start(self) -> None:
+        """Begin; the store is open."""
+        self.services.decider.start()
+
     async def close(self) -> None:
         """End what still runs after the drain."""
         await asyncio.gather(*(stream.close() for stream in self))
+        await self.runs.close()
+        await self.services.decider.close()
         self.services.decoder.shutdown(wait=False, cancel_futures=True)
+        await self._backend.close()
 
     def _drain(self) -> None:
         for stream in self:
@@ -89,27 +105,57 @@ class DecisionPlane:
 DECISION: web.AppKey[DecisionPlane] = web.AppKey("decision")
 
 
-def make_plane(
-    settings: Decision, *, store: Store, slots: Slots, inflight: InFlight
-) -> DecisionPlane | None:
+def make_plane(gateway: Gateway, *, store: Store) -> DecisionPlane | None:
     """Return the plane, None if it is off."""
-    backend = backends.backend_of(settings)
+    settings = gateway.settings.decision
+    backend = backends.backend_of(
+        gateway.settings, router=lambda: gateway.router, dialler=gateway.dialler
+    )
     if backend is None:
         return None
+    limits = DecisionLimits.of(settings.limits)
     services = Services(
-        limits=DecisionLimits.of(settings.limits),
+        limits=limits,
         store=store,
-        decider=DecideService(backend, _served(settings), slots),
-        inflight=inflight,
+        decider=DecideService(
+            backend,
+            backends.served_of(gateway.settings),
+            gateway.slots,
+            billing=gateway.billing,
+            tariff=_tariff(gateway),
+            keys=Keys(store, limits),
+            provider=settings.backend.kind if settings.backend is not None else "",
+        ),
+        inflight=gateway.inflight,
         decoder=ThreadPoolExecutor(1, thread_name_prefix="decision-decoder"),
     )
-    return DecisionPlane(settings, services)
+    return DecisionPlane(settings, services, backend)
 
 
-def _served(settings: Decision) -> Served:
-    limits = {
-        name: ModelLimits(**{key: int(most) for key, most in model.limits.items()})
+def _tariff(gateway: Gateway) -> Tariff:
+    """Text costs what the model's own price says, else what the chat model behind it costs."""
+    settings, backend = gateway.settings.decision, gateway.settings.decision.backend
+    behind = Price()
+    if isinstance(backend, ChatLogprobsBackend):
+        candidates = gateway.settings.candidates_of(backend.model)
+        pairs = [(candidate.provider, candidate.model) for candidate in candidates]
+        behind = gateway.billing.price(backend.model, pairs)
+    text = {
+        name: behind if model.price is None else _price(model.price)
         for model in settings.models
         for name in (model.id, *model.aliases)
     }
-    return Served(models=limits, media=settings.media)
+    price = settings.price
+    return Tariff(
+        text=text,
+        image_usd=Decimal(str(price.image_usd)),
+        question_usd=Decimal(str(price.question_usd)),
+        call_usd=Decimal(str(price.call_usd)),
+    )
+
+
+def _price(price: TextPrice) -> Price:
+    return Price(
+        prompt_usd_per_mtok=Decimal(str(price.prompt_usd_per_mtok)),
+        completion_usd_per_mtok=Decimal(str(price.completion_usd_per_mtok)),
+    )

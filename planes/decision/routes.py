@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import hdrs, web
 
 from encoders.decision_errors import DecisionError, error
+from planes.auth import presented
+from planes.decision import http
 from planes.decision.dispatch import Account
 from planes.decision.frames import FrameReader
 from planes.decision.opening import authenticate, check, handshake, refuse
@@ -38,6 +40,8 @@ def add_routes(app: web.Application) -> None:
     """Mount the plane."""
     app.router.add_route("*", STREAM, open_stream)
     app.router.add_route("*", f"{STREAM}/", unknown)
+    http.add_routes(app)
+    app.router.add_route("*", f"{http.DECIDE}/", unknown)
 
 
 async def unknown(request: web.Request) -> web.Response:
@@ -106,6 +110,7 @@ async def _open(
             request_id=record.request_id,
             stream_id=stream_id,
             current=lambda: authenticate(request.app[GATEWAY].keys, request),
+            client_key=presented(request.headers),
         )
         wire = Wire(
             request,

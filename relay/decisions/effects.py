@@ -79,6 +79,7 @@ class Decided:
         request_id: of the decide.
         server_timing: the reply's `server-timing`. latency_ms: its `x-latency-ms`.
         rate_limit: the account's budget after it.
+        replayed: whether it was decided before, under the same key (D6.2).
     """
 
     reply: bytes
@@ -86,6 +87,7 @@ class Decided:
     server_timing: str | None = None
     latency_ms: float | None = None
     rate_limit: RateLimit | None = None
+    replayed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

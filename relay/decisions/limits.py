@@ -61,6 +61,10 @@ class DecisionLimits:
     slow_reader_retry_after_ms: int = 1_000
     shutdown_retry_after_ms: int = 500
     maintenance_retry_after_ms: int = 300_000
+    idempotency_lease_ms: int = 30_000
+    idempotency_renew_interval_ms: int = 10_000
+    idempotency_answer_ms: int = 86_400_000
+    idempotency_tombstone_ms: int = 2_592_000_000
 
     @classmethod
     def of(cls, overrides: Mapping[str, float]) -> DecisionLimits:

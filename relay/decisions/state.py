@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Final
 from encoders.decision_attachments import check_list
 from encoders.decision_errors import DecisionError, error
 from encoders.decision_json import compact
-from encoders.decision_messages import Append, AppendAttachments, Replace, StateValue
+from encoders.decision_messages import Append, AppendAttachments, Replace
 from encoders.decision_served import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from encoders.decision_attachments import Attachment
-    from encoders.decision_messages import Start, StateKind
+    from encoders.decision_messages import Start
+    from encoders.decision_request import StateKind, StateValue
 
 _AROUND: Final[dict[StateKind, tuple[bytes, bytes]]] = {
     "string": (b'"', b'"'),
@@ -45,13 +46,17 @@ class Change:
 
 
 class StateDocument:
-    """State, attachments and the members that `start` fixed."""
+    """State, attachments and the members that `start` fixed.
 
-    def __init__(self, start: Start, stream_id: str) -> None:
+    Args:
+        stream_id: the cache key of a start without one; None has none.
+    """
+
+    def __init__(self, start: Start, stream_id: str | None) -> None:
         key = start.prompt_cache_key if start.prompt_cache_key is not None else stream_id
         self._head = b'{"model":' + compact(start.model) + b',"state":'
         self._questions = b',"questions":' + start.encoded_questions
-        tail = b',"prompt_cache_key":' + compact(key)
+        tail = b"" if key is None else b',"prompt_cache_key":' + compact(key)
         if start.route is not None:
             tail += b',"route":' + compact(start.route)
         if start.mode is not None:
@@ -60,6 +65,7 @@ class StateDocument:
             tail += b',"policy":' + start.policy
         self._tail = tail + b"}"
         self._fixed_bytes = len(self._head) + len(self._questions) + len(self._tail)
+        self._attachments_param = "attachments" if stream_id is None else "request.attachments"
         self._model = start.model
         self._asked = start.questions
         self.kind: StateKind = start.state.kind
@@ -77,7 +83,7 @@ class StateDocument:
 
     def check(self, max_body_bytes: int) -> DecisionError | None:
         """Check a state that has just begun."""
-        refusal = check_list(self.attachments, "request.attachments")
+        refusal = check_list(self.attachments, self._attachments_param)
         return refusal or _too_large(self.body_bytes, max_body_bytes)
 
     def prepare(

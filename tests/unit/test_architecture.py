@@ -22,7 +22,7 @@ PURE_IN_RELAY = {
 }  # fmt: skip
 PURE_IN_DECISIONS = {
     "budgets", "clocks", "dispatch", "effects", "intake", "limits", "outlet", "results", "session",
-    "state",
+    "state", "tariff",
 }  # fmt: skip
 
 

@@ -19,9 +19,9 @@ from encoders.decision_messages import (
     Refused,
     Replace,
     Start,
-    StateValue,
     decode,
 )
+from encoders.decision_request import StateValue
 from tests.support.decision_driver import (
     QUESTIONS,
     Driver,

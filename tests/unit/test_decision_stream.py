@@ -20,11 +20,10 @@ from planes.decision.wire import GONE, Wire
 from relay.deciders.base import DecisionReply
 from relay.decisions.lease import Lease
 from relay.decisions.limits import DecisionLimits
-from relay.decisions.service import DecideService
 from relay.decisions.session import DecisionSession
 from relay.inflight import InFlight
-from relay.slots import Slots
 from tests.support.checks import until
+from tests.support.deciding import decide_service
 from tests.support.decisions import MODEL, start
 
 if TYPE_CHECKING:
@@ -100,6 +99,9 @@ class FakeStore:
 class Backend:
     """Answers when it is let."""
 
+    async def close(self) -> None:
+        pass
+
     def __init__(self) -> None:
         self.began = 0
         self.cancelled = 0
@@ -132,7 +134,7 @@ class Rig:
         self.services = Services(
             limits=limits,
             store=cast("Store", FakeStore()),
-            decider=DecideService(self.backend, served, Slots()),
+            decider=decide_service(self.backend, served),
             inflight=self.inflight,
             decoder=DECODER,
         )
