@@ -102,6 +102,7 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
     models_routes.add_routes(app)
     if decisions is not None:
         app[DECISION] = decisions
+        gateway.other_models = decisions.models(gateway.started)
         decision_routes.add_routes(app)
     return app
 

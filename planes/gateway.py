@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from planes.auth import KeyRing
     from planes.settings import Settings
     from planes.telemetry import Telemetry
@@ -26,6 +28,7 @@ class Gateway:
     Attributes:
         dialler: what this worker has learned of its candidates.
         started: Unix seconds, for the model list.
+        other_models: entries of `GET /v1/models` beside the slugs, of other planes.
         ready: whether every provider has been started.
     """
 
@@ -38,6 +41,7 @@ class Gateway:
     billing: Billing
     telemetry: Telemetry
     started: int
+    other_models: Sequence[Mapping[str, Any]] = ()
     ready: bool = False
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
+from encoders.decision_models import model_document
 from planes.decision import backends
 from planes.decision.dispatch import Services
 from planes.decision.runs import Runs
@@ -22,6 +23,7 @@ from relay.money import Price
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from encoders.decision_served import Served
     from planes.decision.stream import Stream
     from planes.gateway import Gateway
     from planes.settings import Decision
@@ -37,14 +39,17 @@ class DecisionPlane:
 
     Args:
         settings: their backend is served (`make_plane`).
-        backend: closed with the plane.
+        backend: closed with the plane. served: what it lets clients ask.
 
     Attributes:
         services: what all streams share. runs: the decides of HTTP requests.
     """
 
-    def __init__(self, settings: Decision, services: Services, backend: DecisionBackend) -> None:
+    def __init__(
+        self, settings: Decision, services: Services, backend: DecisionBackend, served: Served
+    ) -> None:
         self._settings = settings
+        self._served = served
         self._backend = backend
         self.services = services
         self.runs = Runs(services.limits.decision_settlement_timeout_ms / 1000)
@@ -56,6 +61,24 @@ class DecisionPlane:
     def full(self) -> bool:
         """Whether `max_streams_per_process` sockets are open or being opened."""
         return len(self._places) >= self.services.limits.max_streams_per_process
+
+    def models(self, created: int) -> list[dict[str, Any]]:
+        """Return the entries of `GET /v1/models` (D6.3).
+
+        Args:
+            created: Unix seconds.
+        """
+        return [
+            model_document(
+                name,
+                self._served,
+                alias_for=None if name == model.id else model.id,
+                body_bytes=self.services.limits.max_decide_body_bytes,
+                created=created,
+            )
+            for model in self._settings.models
+            for name in (model.id, *model.aliases)
+        ]
 
     def account_limit(self, max_concurrent: int | None) -> int:
         """How many sockets an account may have (D1.5)."""
@@ -114,12 +137,13 @@ def make_plane(gateway: Gateway, *, store: Store) -> DecisionPlane | None:
     if backend is None:
         return None
     limits = DecisionLimits.of(settings.limits)
+    served = backends.served_of(gateway.settings)
     services = Services(
         limits=limits,
         store=store,
         decider=DecideService(
             backend,
-            backends.served_of(gateway.settings),
+            served,
             gateway.slots,
             billing=gateway.billing,
             tariff=_tariff(gateway),
@@ -129,7 +153,7 @@ def make_plane(gateway: Gateway, *, store: Store) -> DecisionPlane | None:
         inflight=gateway.inflight,
         decoder=ThreadPoolExecutor(1, thread_name_prefix="decision-decoder"),
     )
-    return DecisionPlane(settings, services, backend)
+    return DecisionPlane(settings, services, backend, served)
 
 
 def _tariff(gateway: Gateway) -> Tariff:

@@ -37,8 +37,13 @@ def add_routes(app: web.Application) -> None:
             partial(chat_completions, comments=comments),
             expect_handler=expect_continue,
         )
-        app.router.add_get(f"{base}/models", list_models, expect_handler=expect_continue)
-        app.router.add_get(f"{base}/models/{{slug:.+}}", get_model, expect_handler=expect_continue)
+        others = base == OPENAI_BASE
+        for path, handler in (("", list_models), ("/{slug:.+}", get_model)):
+            app.router.add_get(
+                f"{base}/models{path}",
+                partial(handler, others=others),
+                expect_handler=expect_continue,
+            )
 
 
 async def chat_completions(request: web.Request, *, comments: bool) -> web.StreamResponse:
@@ -113,22 +118,30 @@ async def _whole(request: web.Request, exchange: Exchange) -> web.StreamResponse
     return response
 
 
-async def list_models(request: web.Request) -> web.Response:
-    """`GET …/models`: the slugs that can be served."""
+async def list_models(request: web.Request, *, others: bool) -> web.Response:
+    """`GET …/models`: the slugs that can be served.
+
+    Args:
+        others: whether the models of other planes are listed too (D6.3).
+    """
     admit(request)
     gateway = request.app[GATEWAY]
     data = [_model(slug, owner, gateway.started) for slug, owner in gateway.router.slugs()]
-    return _json({"object": "list", "data": data})
+    more = gateway.other_models if others else ()
+    return _json({"object": "list", "data": [*data, *more]})
 
 
-async def get_model(request: web.Request) -> web.Response:
-    """`GET …/models/{slug}`."""
+async def get_model(request: web.Request, *, others: bool) -> web.Response:
+    """`GET …/models/{slug}`; see `list_models`."""
     admit(request)
     gateway = request.app[GATEWAY]
     slug = request.match_info["slug"]
     for known, owner in gateway.router.slugs():
         if known == slug:
             return _json(_model(slug, owner, gateway.started))
+    for other in gateway.other_models if others else ():
+        if other["id"] == slug:
+            return _json({**other})
     raise ModelNotFound(f"the model {slug!r} is not listed here", param="model")
 
 
