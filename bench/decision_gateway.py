@@ -41,6 +41,9 @@ class TimedBackend:
             return replace(reply, body=b'%s"szd_%032d%s' % (head, took_ns, rest[32:]))
         return reply
 
+    async def close(self) -> None:
+        """Nothing is held."""
+
 
 def main() -> int:
     """Serve."""
@@ -53,7 +56,7 @@ def main() -> int:
 
     DecisionSession.receive = timed  # type: ignore[method-assign, assignment]
     backend = TimedBackend()
-    backends.backend_of = lambda settings: backend
+    backends.backend_of = lambda settings, **parts: backend
     return cli.main()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from encoders.json_text import dumps
 
@@ -256,8 +256,9 @@ def _millionths(weights: Sequence[tuple[str, object]]) -> dict[str, int]:
     return {key: part for (key, _), part in zip(known, units, strict=True)}
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and not math.isnan(value)
+def _is_number(value: object) -> TypeGuard[int | float]:
+    # Not a bool, which is an int to `isinstance`.
+    return type(value) is int or (type(value) is float and not math.isnan(value))
 
 
 def _text(reply: Mapping[str, Any], name: str) -> str:

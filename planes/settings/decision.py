@@ -3,9 +3,21 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Tag, field_validator
 
-from planes.settings.base import Amount, ApiKey, HttpUrl, Line, Section, Text, by_kind, complaint
+from planes.settings.base import (
+    Amount,
+    ApiKey,
+    Count,
+    HttpUrl,
+    Line,
+    Positive,
+    Section,
+    Text,
+    by_kind,
+    complaint,
+)
+from planes.settings.catalog import Price
 
 Media = Literal["image", "audio", "document", "video"]
 Limit = Annotated[Amount, AfterValidator(lambda v: int(v) if v.is_integer() else v)]
@@ -17,7 +29,19 @@ class ChatLogprobsBackend(Section):
     """Decides by the token probabilities of a chat model (D6.5)."""
 
     kind: Literal["chat-logprobs"] = Field(description="Says which backend it is.")
-    model: Text = Field(description="Slug of the chat model.")
+    model: Text = Field(
+        description="Slug of the chat model; all of its providers have the openai shape."
+    )
+    top_logprobs: Annotated[Count, Field(ge=2)] | None = Field(
+        default=None,
+        description="Tokens that the model lists at most, and so options of a question; null is "
+        "20, and 400 for the local model.",
+    )
+    max_questions: Count = Field(default=64, description="Questions of a decide at most (D4.4).")
+    questions_at_once: Count = Field(
+        default=4, description="Chat requests that one decide has in flight at most."
+    )
+    images: bool = Field(default=False, description="Whether the model takes images.")
 
 
 class SystemOneBackend(Section):
@@ -27,6 +51,10 @@ class SystemOneBackend(Section):
     base_url: HttpUrl = Field(description="http(s) URL of the server.")
     api_key: ApiKey = Field(default=None, description="The server's key; left out: none is sent.")
     model: Text = Field(description="The server's own name of the model.")
+    images: bool = Field(default=False, description="Whether the model takes images.")
+    timeout_s: Positive = Field(
+        default=130, description="Seconds to a whole answer; beyond it 504 (D5.6)."
+    )
 
 
 class SystemZeroBackend(Section):
@@ -35,6 +63,17 @@ class SystemZeroBackend(Section):
     kind: Literal["system-zero"] = Field(description="Says which backend it is.")
     base_url: HttpUrl = Field(description="http(s) URL of the service.")
     api_key: ApiKey = Field(default=None, description="The service's key; left out: the client's.")
+    timeout_s: Positive = Field(
+        default=130, description="Seconds to a whole answer; beyond it 504 (D5.6)."
+    )
+
+    @field_validator("api_key")
+    @classmethod
+    def _not_empty(cls, value: SecretStr | None) -> SecretStr | None:
+        # An unset `${KEY:-}` must not turn into the forwarding of clients' keys, nor into no key.
+        if value is not None and not value.get_secret_value():
+            raise complaint("is empty: set it, or leave it out to forward the client's key")
+        return value
 
 
 DecisionBackend = Annotated[
@@ -53,6 +92,10 @@ class DecisionModel(Section):
     limits: Limits = Field(
         default={},
         description="Its limits: `questions`, `choice_options`, `score_levels` (D4.4).",
+    )
+    price: Price | None = Field(
+        default=None,
+        description="What its text costs; null: as the chat model behind it, else nothing (D6.7).",
     )
 
     @field_validator("limits")

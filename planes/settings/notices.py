@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from planes.settings.providers import NO_KEY
 from planes.settings.root import Settings
 
-LATER_SECTIONS = ("agents", "agents_plane", "workflows", "decision")
+LATER_SECTIONS = ("agents", "agents_plane", "workflows")
 OPENAI_FLAGS = ("cumulative_deltas", "inline_tool_calls")
 
 

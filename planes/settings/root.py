@@ -8,7 +8,7 @@ from pydantic import Field, ModelWrapValidatorHandler, SecretStr, ValidationErro
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from planes.settings.base import Section
-from planes.settings.catalog import Agent, AgentId, Key, Model, ProviderName, Slug
+from planes.settings.catalog import Agent, AgentId, Candidate, Key, Model, ProviderName, Slug
 from planes.settings.decision import Decision
 from planes.settings.providers import Provider
 from planes.settings.server import Billing, Bus, Journal, Server, Store, Telemetry
@@ -72,6 +72,13 @@ class Settings(Section):
         """
         return self.providers[name].off_reason
 
+    def candidates_of(self, slug: str) -> tuple[Candidate, ...]:
+        """Return who serves `slug`, on or off; it may be `<provider>/<model>` (M2.2)."""
+        if slug in self.models:
+            return self.models[slug].candidates
+        provider, _, model = slug.partition("/")
+        return (Candidate(provider=provider, model=model),)
+
 
 def _details(
     loc: Loc, kind: str, text: str, context: dict[str, object] | None = None
@@ -105,6 +112,9 @@ def _across(data: Mapping[str, object]) -> Iterator[tuple[Loc, str]]:
         for loc, name in _named_providers(data):
             if isinstance(name, str) and name not in names:
                 yield loc, _unknown_provider(name, names)
+        problem = _deciding_model(data, providers)
+        if problem is not None:
+            yield ("decision", "backend", "model"), problem
     seen: dict[str, int] = {}
     for index, entry in _items(data.get("keys")):
         key = _get(entry, "key")
@@ -123,6 +133,27 @@ def _named_providers(data: Mapping[str, object]) -> Iterator[tuple[Loc, object]]
                 yield at, _get(candidate, "provider")
             if section == "agents":
                 yield (section, name, "provider"), _get(entry, "provider")
+
+
+def _deciding_model(data: Mapping[str, object], providers: Mapping[str, object]) -> str | None:
+    """Say why the chat model that shall decide cannot list token probabilities (D6.5)."""
+    backend = _get(data.get("decision"), "backend")
+    slug = _get(backend, "model")
+    if _get(backend, "kind") != "chat-logprobs" or not isinstance(slug, str):
+        return None
+    entry = _get(data.get("models"), slug)
+    names = [_get(candidate, "provider") for _, candidate in _items(_get(entry, "candidates"))]
+    if entry is None:
+        names = [slug.partition("/")[0]]
+        if names[0] not in providers:
+            return "names no configured model: an entry of `models`, or <provider>/<model>"
+    for provider in (providers.get(name) for name in names if isinstance(name, str)):
+        if _get(provider, "kind") == "replay":
+            return "is served by recorded transcripts, which hold no token probabilities"
+        shape = _get(provider, "shape")
+        if shape is not None and shape != "openai":
+            return "is served by a provider whose shape is not openai: it lists no probabilities"
+    return None
 
 
 def _unknown_provider(name: str, names: list[str]) -> str:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # What hosted providers list at most, and what the local model needs for all labels to be among it.
 HOSTED_TOP_LOGPROBS: Final = 20
-LOCAL_TOP_LOGPROBS: Final = 200
+LOCAL_TOP_LOGPROBS: Final = 400
 
 
 @dataclass(frozen=True, slots=True)

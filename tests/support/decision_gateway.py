@@ -57,6 +57,9 @@ class ScriptedBackend:
             return error(code, "as scripted", retry_after_ms=int(wait_ms) if wait_ms else None)
         return await self._instant.decide(body, idempotency_key=idempotency_key, deadline=deadline)
 
+    async def close(self) -> None:
+        """Nothing is held."""
+
     def _note(self, what: str, call: dict[str, Any]) -> None:
         with self._calls.open("a") as file:
             file.write(json.dumps({"what": what, **call}) + "\n")
@@ -64,5 +67,5 @@ class ScriptedBackend:
 
 if __name__ == "__main__":
     backend = ScriptedBackend()
-    backends.backend_of = lambda settings: backend
+    backends.backend_of = lambda settings, **parts: backend
     sys.exit(cli.main())

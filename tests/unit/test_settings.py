@@ -355,8 +355,8 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
             "providers a, b and c are off: api_key is empty",
         ),
         (
-            {"agents": {"a": {"model": "m"}}, "decision": {"account_streams": 2}},
-            "agents and decision are configured but not served yet",
+            {"agents": {"a": {"model": "m"}}, "agents_plane": {}},
+            "agents and agents_plane are configured but not served yet",
         ),
         ({"workflows": {}}, "workflows is configured but not served yet"),
         (
