@@ -12,7 +12,7 @@ import string
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders.decision_json import compact
-from encoders.decision_reply import UnusableReply, Usage, count, outcomes
+from encoders.decision_reply import UnusableReply, Usage, count, number, outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,9 +117,9 @@ def _listed(reply: Mapping[str, Any]) -> list[tuple[str, float]]:
     except (LookupError, TypeError):
         raise UnusableReply("the model lists no token probabilities (logprobs)") from None
     listed = [
-        (token, float(logprob))
+        (token, odds)
         for token, logprob in found
-        if isinstance(token, str) and type(logprob) in (int, float) and math.isfinite(logprob)
+        if isinstance(token, str) and (odds := number(logprob)) is not None
     ]
     if not listed:
         raise UnusableReply("the model lists no token probabilities (logprobs)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final
 
 from encoders.json_text import dumps
 
@@ -217,9 +217,10 @@ def of_probability(value: object) -> dict[str, object]:
     Raises:
         UnusableReply: not a number from 0 to 1.
     """
-    if not _is_number(value) or not 0 <= value <= 1:
+    share = number(value)
+    if share is None or not 0 <= share <= 1:
         raise UnusableReply("a probability is no number from 0 to 1")
-    return {"true": value, "false": 1 - value}
+    return {"true": share, "false": 1 - share}
 
 
 def of_probabilities(value: object) -> Mapping[str, object]:
@@ -240,9 +241,10 @@ def _millionths(weights: Sequence[tuple[str, object]]) -> dict[str, int]:
     """
     known: list[tuple[str, float]] = []
     for key, weight in weights:
-        if not _is_number(weight) or not weight >= 0 or math.isinf(weight):
+        share = number(weight)
+        if share is None or share < 0:
             raise UnusableReply("a probability is negative or no number")
-        known.append((key, weight))
+        known.append((key, share))
     peak = max(weight for _, weight in known)
     if peak == 0:
         raise UnusableReply("no outcome is likely at all")
@@ -256,9 +258,15 @@ def _millionths(weights: Sequence[tuple[str, object]]) -> dict[str, int]:
     return {key: part for (key, _), part in zip(known, units, strict=True)}
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
-    # Not a bool, which is an int to `isinstance`.
-    return type(value) is int or (type(value) is float and not math.isnan(value))
+def number(value: object) -> float | None:
+    """A finite number as a backend reports it; None if it is none. True is none."""
+    if type(value) is not int and type(value) is not float:
+        return None
+    try:
+        known = float(value)
+    except OverflowError:  # an integer that no double holds
+        return None
+    return known if math.isfinite(known) else None
 
 
 def _text(reply: Mapping[str, Any], name: str) -> str:

@@ -104,7 +104,7 @@ def test_odds_of_any_size_do_not_overflow() -> None:
         {"choices": [{"logprobs": {"content": []}}]},
         {"choices": [{"logprobs": {"content": [{"top_logprobs": None}]}}]},
         listing(),
-        listing(("A", None), (None, -1.0), ("B", math.nan), ("B", -math.inf), ("B", True)),
+        listing(("A", None), (None, -1.0), ("B", math.nan), ("B", -math.inf), ("B", -(10**400)), ("B", True)),
         listing(("<think>", 0.0), ("Yes", -5.0)),
     ],
 )
