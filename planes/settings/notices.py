@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from planes.settings.decision import ChatLogprobsBackend
 from planes.settings.providers import NO_KEY
 from planes.settings.root import Settings
 
@@ -17,6 +18,7 @@ def notices(settings: Settings) -> list[str]:
     return [
         *_providers_off(settings),
         *_models_off(settings),
+        *_decisions_off(settings),
         *_flags_of_openai(settings),
         *_later(settings),
         *_missing(settings),
@@ -40,6 +42,15 @@ def _models_off(settings: Settings) -> Iterator[str]:
         if all(settings.provider_off_reason(name) is not None for name in providers):
             names = list(dict.fromkeys(providers))
             yield f"model {slug} has no live candidate: {_and(names)} {_be(names)} off"
+
+
+def _decisions_off(settings: Settings) -> Iterator[str]:
+    """The plane is there all the same, and its every answer is 503 with the reason (D5.6)."""
+    backend = settings.decision.backend
+    if isinstance(backend, ChatLogprobsBackend):
+        names = [candidate.provider for candidate in settings.candidates_of(backend.model)]
+        if all(settings.provider_off_reason(name) is not None for name in names):
+            yield f"the decision plane cannot decide: {backend.model} has no provider that is on"
 
 
 def _flags_of_openai(settings: Settings) -> Iterator[str]:

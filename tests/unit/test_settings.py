@@ -249,6 +249,25 @@ def test_a_wrong_key_is_refused(fields: dict[str, object], complaint: str) -> No
         ({"decision": {"limits": {"event_burst": 0}}}, "decision.limits: event_burst must be more"),
         ({"decision": {"backend": {"kind": "systemone", "base_url": "http://h", "modl": "m"}}},
          "decision.backend.model: is missing"),
+        ({"decision": {"backend": {"kind": "chat-logprobs", "model": "opena/x"}},
+          "providers": {"openai": OPENAI}},
+         "decision.backend.model: names no configured model"),
+        ({"decision": {"backend": {"kind": "chat-logprobs", "model": "a/x"}},
+          "providers": {"a": OPENAI | {"shape": "anthropic"}}},
+         "decision.backend.model: is served by a provider whose shape is not openai"),
+        ({"decision": {"backend": {"kind": "chat-logprobs", "model": "m"}},
+          "providers": {"a": OPENAI, "g": OPENAI | {"shape": "gemini"}},
+          "models": {"m": {"candidates": [{"provider": "a", "model": "x"},
+                                          {"provider": "g", "model": "x"}]}}},
+         "decision.backend.model: is served by a provider whose shape is not openai"),
+        ({"decision": {"backend": {"kind": "chat-logprobs", "model": "r/x"}},
+          "providers": {"r": {"kind": "replay"}}},
+         "decision.backend.model: is served by recorded transcripts"),
+        ({"decision": {"backend": {"kind": "chat-logprobs", "model": "o/x", "top_logprobs": 1}},
+          "providers": {"o": OPENAI}},
+         "decision.backend.top_logprobs: must be at least 2"),
+        ({"decision": {"backend": {"kind": "system-zero", "base_url": "http://h", "api_key": ""}}},
+         "decision.backend.api_key: is empty: set it, or leave it out"),
         ({"telemetry": {"log": "xml"}}, "telemetry.log: must be 'json' or 'console'"),
         ({"telemtry": {}}, "telemtry: unknown key `telemtry` (did you mean `telemetry`?)"),
     ],
@@ -360,6 +379,14 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
         ),
         ({"workflows": {}}, "workflows is configured but not served yet"),
         (
+            {
+                "providers": {"x": OPENAI, "a": OPENAI | {"api_key": "sk"}},
+                "decision": {"backend": {"kind": "chat-logprobs", "model": "a/m"}},
+                "workflows": {},
+            },
+            "workflows is configured but not served yet",
+        ),
+        (
             {"keys": []},
             "no keys in the configuration: only those of `sluicegate keys create` are accepted",
         ),
@@ -369,6 +396,17 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
 def test_what_does_nothing_yet_is_said(section: dict[str, object], notice: str) -> None:
     """Settings that a later release serves are accepted, and said to be so."""
     assert notices(settings(**section)) == [notice]
+
+
+def test_a_decision_plane_without_a_model_is_said() -> None:
+    """D5.6: it answers 503; the reason stands in the log from the start."""
+    found = notices(
+        settings(
+            providers={"x": OPENAI, "off": OPENAI | {"api_key": ""}},
+            decision={"backend": {"kind": "chat-logprobs", "model": "off/m"}},
+        )
+    )
+    assert "the decision plane cannot decide: off/m has no provider that is on" in found
 
 
 def test_flags_of_the_openai_shape_on_another_one_are_said() -> None:
