@@ -25,8 +25,13 @@ _TASK: Final = (
 )
 
 
+def text_of(value: object) -> str:
+    """A state or instructions as the model reads them: text as it is, all else as compact JSON."""
+    return value if isinstance(value, str) else compact(value).decode()
+
+
 def make_request(
-    state: object,
+    state: str,
     question: Mapping[str, Any],
     *,
     images: Sequence[tuple[str, str]] = (),
@@ -35,6 +40,7 @@ def make_request(
     """Return the chat request, without a model.
 
     Args:
+        state: its `text_of`, made once for all questions.
         question: with at most `len(LABELS)` outcomes.
         images: names and data URLs.
         top_logprobs: how many tokens are to be listed.
@@ -43,8 +49,8 @@ def make_request(
     labels = ", ".join(label for label, _ in labelled)
     text = "\n\n".join(
         (
-            f"State:\n{_text(state)}",
-            f"Question:\n{_text(question['instructions'])}",
+            f"State:\n{state}",
+            f"Question:\n{text_of(question['instructions'])}",
             "Options:\n" + "\n".join(f"{label}: {option}" for label, option in labelled),
             f"Reply with one of these labels: {labels}",
         )
@@ -82,10 +88,6 @@ def _options(question: Mapping[str, Any]) -> list[str]:
 
 def _described(name: str, said: str | None) -> str:
     return f"{name} ({said})" if said else name
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else compact(value).decode()
 
 
 def read_weights(reply: Mapping[str, Any], question: Mapping[str, Any]) -> dict[str, object]:

@@ -107,6 +107,7 @@ class ChatLogprobsBackend:
         questions = request["questions"]
         images = [(item["name"], item["data"]) for item in request.get("attachments", ())]
         known = {name: only_outcome(question) for name, question in questions.items()}
+        state = decision_chat.text_of(request["state"])
         places = asyncio.Semaphore(self._at_once)
         candidates = self._candidates() if None in known.values() else ()
 
@@ -114,10 +115,10 @@ class ChatLogprobsBackend:
             only = known[name]
             if only is not None:
                 return _Answered(only, Usage(), None)
-            chat = decision_chat.make_request(
-                request["state"], question, images=images, top_logprobs=self._top_logprobs
-            )
-            async with places:
+            async with places:  # a prompt is as large as the state: no more of them than needed
+                chat = decision_chat.make_request(
+                    state, question, images=images, top_logprobs=self._top_logprobs
+                )
                 return await self._ask(candidates, chat, question)
 
         async with asyncio.TaskGroup() as group:

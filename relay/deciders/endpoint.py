@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from relay.errors import UpstreamProtocolError
 from relay.redact import Redactor
@@ -12,10 +13,13 @@ from relay.retry_after import retry_after_ms
 from relay.upstreams.http import HttpUpstream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+T = TypeVar("T")
 # No reply of 1,024 questions with 255 options each is as large; ours could not be sent either.
 _REPLY_BYTES_MAX: Final = 32 * 1024 * 1024
+# So much is made a decision reply in 3 ms.
+_READ_HERE_MAX: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,13 @@ class Answer:
     headers: Mapping[str, str]
     body: bytes
     wait_ms: int | None
+
+
+async def read(answer: Answer, reader: Callable[[bytes], T]) -> T:
+    """Return what `reader` makes of the body; a large one is read in a thread, beside the loop."""
+    if len(answer.body) <= _READ_HERE_MAX:
+        return reader(answer.body)
+    return await asyncio.to_thread(reader, answer.body)
 
 
 class Endpoint:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from encoders.decision_envelope import read_failure
-from encoders.decision_reply import UnusableReply, read_reply
+from encoders.decision_reply import ServiceReply, UnusableReply, read_reply
 from encoders.json_text import loads
 from relay.deciders.base import CLIENT_KEY, DecisionReply
+from relay.deciders.endpoint import read
 from relay.deciders.failures import failure_of, timed_out, unusable
 from relay.errors import RelayError
 from relay.redact import Redactor
 
 if TYPE_CHECKING:
     from encoders.decision_errors import DecisionError
-    from relay.deciders.endpoint import Answer, Endpoint
+    from relay.deciders.endpoint import Endpoint
 
 ROUTE: Final = "/v1/system-zero/decide"
 
@@ -64,30 +66,24 @@ class SystemZeroBackend:
                 own_credential=self._own,
             )
         try:
-            return _reply(answer, body)
+            service_reply = await read(answer, lambda data: _read(data, body))
         except UnusableReply as problem:
             return unusable(problem)
+        return DecisionReply(
+            body=service_reply.body,
+            **asdict(service_reply.usage),
+            answered=service_reply.answered,
+            server_timing=answer.headers.get("server-timing"),
+        )
 
     async def close(self) -> None:
         """See `DecisionBackend`."""
         await self._endpoint.close()
 
 
-def _reply(answer: Answer, body: bytes) -> DecisionReply:
+def _read(data: bytes, body: bytes) -> ServiceReply:
     try:
-        reply = loads(answer.body)
+        reply = loads(data)
     except ValueError:
         raise UnusableReply("it is not JSON") from None
-    read = read_reply(reply, loads(body)["questions"])
-    usage = read.usage
-    return DecisionReply(
-        body=read.body,
-        input_tokens=usage.input_tokens,
-        cached_input_tokens=usage.cached_input_tokens,
-        media_tokens=usage.media_tokens,
-        long_input_tokens=usage.long_input_tokens,
-        media_items=usage.media_items,
-        thought_tokens=usage.thought_tokens,
-        answered=read.answered,
-        server_timing=answer.headers.get("server-timing"),
-    )
+    return read_reply(reply, loads(body)["questions"])

@@ -11,11 +11,14 @@ from encoders import systemone
 from encoders.decision_reply import UnusableReply, Usage, make_reply, only_outcome
 from encoders.json_text import dumps, loads
 from relay.deciders.base import DecisionReply
+from relay.deciders.endpoint import read
 from relay.deciders.failures import failure_of, timed_out, unusable
 from relay.errors import RelayError, UpstreamError, UpstreamTimeout
 from relay.refusals import refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from encoders.decision_errors import DecisionError
     from relay.deciders.endpoint import Answer, Endpoint
 
@@ -59,9 +62,8 @@ class SystemOneBackend:
             answer = await self._endpoint.post(dumps(wire))
             if answer.status != 200:
                 return failure_of(self._failure(answer), wait_ms=answer.wait_ms)
-            reply = _parsed(answer.body)
-            known |= systemone.read_answers(reply, asked)
-            usage = systemone.read_usage(reply)
+            answers, usage = await read(answer, lambda data: _read(data, asked))
+            known |= answers
         return DecisionReply(
             body=make_reply(
                 reply_id=f"szd_{secrets.token_hex(16)}",
@@ -93,8 +95,9 @@ class SystemOneBackend:
         await self._endpoint.close()
 
 
-def _parsed(body: bytes) -> object:
+def _read(body: bytes, asked: Mapping[str, Any]) -> tuple[dict[str, Any], Usage]:
     try:
-        return loads(body)
+        reply = loads(body)
     except ValueError:
         raise UnusableReply("it is not JSON") from None
+    return systemone.read_answers(reply, asked), systemone.read_usage(reply)

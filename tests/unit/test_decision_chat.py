@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from encoders.decision_chat import LABELS, make_request, read_usage, read_weights
+from encoders.decision_chat import LABELS, make_request, read_usage, read_weights, text_of
 from encoders.decision_reply import UnusableReply, make_answer
 
 BOOLEAN: dict[str, Any] = {
@@ -30,7 +30,7 @@ def listing(*tokens: tuple[Any, Any]) -> dict[str, Any]:
 
 
 def prompt(question: dict[str, Any], state: Any = "the log") -> str:
-    request = make_request(state, question, top_logprobs=20)
+    request = make_request(text_of(state), question, top_logprobs=20)
     text: str = request["messages"][1]["content"]
     return text
 
@@ -104,7 +104,14 @@ def test_odds_of_any_size_do_not_overflow() -> None:
         {"choices": [{"logprobs": {"content": []}}]},
         {"choices": [{"logprobs": {"content": [{"top_logprobs": None}]}}]},
         listing(),
-        listing(("A", None), (None, -1.0), ("B", math.nan), ("B", -math.inf), ("B", -(10**400)), ("B", True)),
+        listing(
+            ("A", None),
+            (None, -1.0),
+            ("B", math.nan),
+            ("B", -math.inf),
+            ("B", -(10**400)),
+            ("B", True),
+        ),
         listing(("<think>", 0.0), ("Yes", -5.0)),
     ],
 )
