@@ -23,8 +23,8 @@ from encoders.decision_reply import (
 from encoders.json_text import loads
 from encoders.shapes import OPENAI
 from relay.deciders.base import DecisionReply
-from relay.deciders.failures import failure_of, timed_out, unavailable, unusable
-from relay.errors import RelayError
+from relay.deciders.failures import by_status, failure_of, timed_out, unavailable, unusable
+from relay.errors import RelayError, UpstreamError
 from relay.record import RequestRecord
 from relay.request import RelayRequest
 from relay.upstreams.replay import ReplayUpstream
@@ -184,20 +184,20 @@ class ChatLogprobsBackend:
         """
         request_id = f"req_{secrets.token_hex(12)}"
         record = RequestRecord(request_id=request_id, started=time.monotonic())
-        opened = await self._dialler.open_first(
-            candidates,
-            RelayRequest(
-                request_id=request_id,
-                slug=self._slug,
-                stream=False,
-                include_usage=False,
-                choices=1,
-                created=int(time.time()),
-                body=chat,
-                prompt_tokens=0,
-            ),
-            record,
+        request = RelayRequest(
+            request_id=request_id,
+            slug=self._slug,
+            stream=False,
+            include_usage=False,
+            choices=1,
+            created=int(time.time()),
+            body=chat,
+            prompt_tokens=0,
         )
+        try:
+            opened = await self._dialler.open_first(candidates, request, record)
+        except UpstreamError as failure:
+            raise by_status(failure, record.attempts[-1].status) from None
         await opened.reply.release()
         self._dialler.ended(opened, None)
         assert opened.whole is not None

@@ -15,6 +15,7 @@ from encoders.decision_errors import DecisionError, error
 from relay.errors import (
     ModelNotFound,
     ProviderCredentials,
+    UpstreamError,
     UpstreamProtocolError,
     UpstreamRateLimited,
     UpstreamRefused,
@@ -81,6 +82,21 @@ def failure_of(failure: RelayError, *, wait_ms: int | None = None) -> DecisionEr
             return error("starting", failure.message, retry_after_ms=wait_ms or LOADING_MS)
         case _:
             return unavailable(failure.message, retryable=True, retry_after_ms=wait_ms)
+
+
+def by_status(failure: UpstreamError, status: int | None) -> UpstreamError:
+    """Return the failure, told apart further by its HTTP status where every plane but this one
+    takes several for the same: a time-out, and an answer that another request would get too.
+    """
+    if status in (408, 504):
+        return UpstreamTimeout(failure.message)
+    if (
+        type(failure) is UpstreamError
+        and status is not None
+        and (300 <= status < 500 or status == 501)
+    ):
+        return UpstreamProtocolError(f"{failure.message}; is its base_url right?")
+    return failure
 
 
 def _refused(failure: UpstreamRefused) -> DecisionError:

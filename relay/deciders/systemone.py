@@ -12,8 +12,8 @@ from encoders.decision_reply import UnusableReply, Usage, make_reply, only_outco
 from encoders.json_text import dumps, loads
 from relay.deciders.base import DecisionReply
 from relay.deciders.endpoint import read
-from relay.deciders.failures import failure_of, timed_out, unusable
-from relay.errors import RelayError, UpstreamError, UpstreamTimeout
+from relay.deciders.failures import by_status, failure_of, timed_out, unusable
+from relay.errors import RelayError
 from relay.refusals import refusal
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from encoders.decision_errors import DecisionError
     from relay.deciders.endpoint import Answer, Endpoint
+    from relay.errors import UpstreamError
 
 
 class SystemOneBackend:
@@ -78,17 +79,15 @@ class SystemOneBackend:
         )
 
     def _failure(self, answer: Answer) -> UpstreamError:
-        name = self._endpoint.name
-        if answer.status in (408, 504):
-            return UpstreamTimeout(f"{name} answered {answer.status}")
-        return refusal(
-            name,
+        failure = refusal(
+            self._endpoint.name,
             answer.status,
             answer.headers,
             answer.body,
             redactor=self._endpoint.redactor,
             now=time.time(),
         )
+        return by_status(failure, answer.status)
 
     async def close(self) -> None:
         """See `DecisionBackend`."""

@@ -228,6 +228,26 @@ async def test_d5_6_a_backend_that_still_loads(rig: Rig) -> None:
     assert told(await rig.ask(*steps)) == (503, "starting", True, 1000)
 
 
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (301, (503, "system_zero_unavailable", False, None)),
+        (404, (503, "system_zero_unavailable", False, None)),
+        (500, (503, "system_zero_unavailable", True, None)),
+        (501, (503, "system_zero_unavailable", False, None)),
+        (504, (504, "system_zero_timeout", False, None)),
+    ],
+)
+async def test_d5_6_a_page_of_somebody_elses(
+    rig: Rig, status: int, expected: tuple[int, str, bool, int | None]
+) -> None:
+    """A proxy, or another server than was meant; a redirect is not followed, it has our key."""
+    known = len(rig.upstream.requests)
+    head = Head(status, {"content-type": "text/html", "location": "/elsewhere"})
+    assert told(await rig.ask(head, Send(b"<html>"), Eof())) == expected
+    assert len(rig.upstream.requests) == known + 1
+
+
 async def test_d5_6_a_backend_that_refuses_our_credential(rig: Rig) -> None:
     steps = failure(rig.kind, 401, "invalid_api_key", f"Incorrect API key provided: {OUR_KEY}")
     assert told(await rig.ask(*steps)) == (503, "system_zero_unavailable", False, None)
@@ -286,6 +306,24 @@ async def test_d5_7_a_decide_that_nobody_waits_for_is_cancelled(rig: Rig) -> Non
         sent = await rig.upstream.request(known)
         assert not sent.closed.is_set()
     await sent.wait_closed(TIMEOUT_S / 2)  # and not because of the time-out
+
+
+async def test_d6_6_a_large_reply(rig: Rig) -> None:
+    """Over 64 KiB: it is read beside the loop."""
+    if rig.kind == "chat-logprobs":
+        return  # its replies are of one question each
+    criteria = {f"option-{number:03}": None for number in range(255)}
+    questions = {
+        f"q{number}": {"type": "choice", "instructions": "?", "criteria": criteria}
+        for number in range(20)
+    }
+    odds = {"type": "choice", "probabilities": {name: 0.01 for name in criteria}}
+    reply = {"id": "szd_1", "model": "m", "served_by": "s", "created": 1}
+    reply |= {"answers": dict.fromkeys(questions, odds)}
+    found = await rig.ask(*json_answer(reply), request={"questions": questions})
+    assert found["type"] == "decision", found
+    read = decisions_for(found["reply"], {"questions": questions})
+    assert {decision.decision for decision in read.values()} == {"option-000"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

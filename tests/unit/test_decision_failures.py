@@ -9,10 +9,11 @@ import pytest
 
 from encoders.decision_envelope import read_failure
 from encoders.decision_reply import UnusableReply
-from relay.deciders.failures import failure_of, timed_out, unusable
+from relay.deciders.failures import by_status, failure_of, timed_out, unusable
 from relay.errors import (
     ModelNotFound,
     RelayError,
+    UpstreamError,
     UpstreamTimeout,
     UpstreamTruncated,
     UpstreamUnreachable,
@@ -68,6 +69,33 @@ def upstream(status: int, error: Any = "no", **headers: str) -> RelayError:
 )  # fmt: skip
 def test_d5_6_a_failed_request(failure: RelayError, expected: tuple[Any, ...]) -> None:
     assert facts(failure_of(failure)) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (301, ("system_zero_unavailable", 503, False, None)),
+        (405, ("system_zero_unavailable", 503, False, None)),
+        (408, ("system_zero_timeout", 504, False, None)),
+        (429, ("capacity_exhausted", 429, True, None)),
+        (500, ("system_zero_unavailable", 503, True, None)),
+        (501, ("system_zero_unavailable", 503, False, None)),
+        (502, ("system_zero_unavailable", 503, True, None)),
+        (504, ("system_zero_timeout", 504, False, None)),
+    ],
+)
+def test_d5_6_statuses_that_the_models_plane_does_not_tell_apart(
+    status: int, expected: tuple[Any, ...]
+) -> None:
+    failure = upstream(status)
+    assert isinstance(failure, UpstreamError)
+    assert facts(failure_of(by_status(failure, status))) == expected
+
+
+def test_d5_6_an_error_in_a_success_and_no_answer_at_all_may_pass() -> None:
+    for status in (200, None):
+        found = failure_of(by_status(UpstreamError("it failed"), status))
+        assert facts(found) == ("system_zero_unavailable", 503, True, None)
 
 
 @pytest.mark.parametrize(
