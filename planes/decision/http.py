@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+import structlog
 from aiohttp import HttpVersion11, hdrs, web
 
 from encoders.decision_errors import DecisionError, error
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from planes.auth import Principal
     from planes.decision.plane import DecisionPlane
     from relay.decisions.service import Run
+
+log = structlog.get_logger("sluicegate")
 
 DECIDE: Final = "/v1/system-zero/decide"
 _BODY_LIMIT_S: Final = 300.0
@@ -202,7 +205,7 @@ async def _answer(
                 if _wants_events(request) and await _first(task, started):
                     events = Events(request, _headers(request, principal))
                     await events.begin(task)
-                result = await asyncio.shield(task)
+                result = await _result(request, task)
         except GatewayShutdown:
             task.cancel()
             result = Failed(error=_stopping(1), request_id=record.request_id)
@@ -216,6 +219,17 @@ async def _answer(
             record.outcome = Outcome.CLIENT_ABORT
             record.error = ClientGone("the client closed the connection")
         raise
+
+
+async def _result(request: web.Request, task: asyncio.Task[Decided | Failed]) -> Decided | Failed:
+    try:
+        return await asyncio.shield(task)
+    except Exception as bug:  # a fault of ours has the envelope of D1.6 too
+        record = request[RECORD]
+        log.error("fault", request_id=record.request_id, path=request.path, exc_info=bug)
+        return Failed(
+            error=error("internal_error", "the gateway failed"), request_id=record.request_id
+        )
 
 
 async def _first(task: asyncio.Task[Decided | Failed], started: asyncio.Event) -> bool:

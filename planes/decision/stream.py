@@ -137,10 +137,17 @@ class Stream:
                 await self._give_up()
         finally:
             self._end()
-            for task in [*self._tasks]:
-                task.cancel()
+            await self._cancel()
             held.close()
             self._write_line()
+
+    async def _cancel(self) -> None:
+        """End what still runs; a decide leaves its key and settles its hold (D6.2, D6.7)."""
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_FAREWELL_S)
 
     async def _settle(self) -> None:
         """Let a decide that runs come to its end; it is billed and stored there (D5.7)."""
