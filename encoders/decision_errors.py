@@ -14,6 +14,7 @@ from encoders.json_text import dumps
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_UNSAID_WAIT_MS: Final = 1000  # a frame says null for it, which D5.5 reads as this
 # Codes whose type is not the one of their status.
 _TYPE_BY_CODE: Final[Mapping[str, str]] = {"media_unpriced": "invalid_request_error"}
 _TYPE_BY_STATUS: Final[Mapping[int, str]] = {
@@ -108,9 +109,7 @@ class DecisionError:
     @property
     def retry_after(self) -> str | None:
         """`Retry-After`: whole seconds, rounded up; None if there is no wait."""
-        if self.retry_after_ms is None:
-            return None
-        return str(-(-self.retry_after_ms // 1000))
+        return None if self.retry_after_ms is None else _seconds(self.retry_after_ms)
 
     def envelope(self, request_id: str) -> dict[str, Any]:
         """The body of D1.6; `details` only where there are any."""
@@ -130,11 +129,14 @@ class DecisionError:
         return dumps(self.envelope(request_id))
 
     def headers(self) -> dict[str, str]:
-        """The retry headers of an HTTP answer (D1.6)."""
+        """The retry headers of an HTTP answer (D1.6): what may be tried again says when."""
         headers = {"x-should-retry": "true" if self.retryable else "false"}
-        if self.retry_after_ms is not None and self.retry_after is not None:
-            headers["Retry-After"] = self.retry_after
-            headers["Retry-After-Ms"] = str(self.retry_after_ms)
+        wait_ms = self.retry_after_ms
+        if wait_ms is None and self.retryable:
+            wait_ms = _UNSAID_WAIT_MS
+        if wait_ms is not None:
+            headers["Retry-After"] = _seconds(wait_ms)
+            headers["Retry-After-Ms"] = str(wait_ms)
         return headers
 
 
@@ -160,3 +162,7 @@ def error(
         retry_after_ms=retry_after_ms,
         details=details,
     )
+
+
+def _seconds(wait_ms: int) -> str:
+    return str(-(-wait_ms // 1000))

@@ -12,7 +12,7 @@ import pytest_asyncio
 from system_zero import decisions_for
 
 from encoders.decision_reply import Usage, make_answer, make_reply
-from tests.support.decisions import MODEL, fresh_key, opened, start
+from tests.support.decisions import MODEL, auth, fresh_key, opened, start
 from tests.support.decisions import config as decision_config
 from tests.support.fake_upstream import (
     Eof,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tests.support.script import Step
+    from tests.support.wire import RawClient
 
 KINDS = ("chat-logprobs", "systemone", "system-zero")
 OUR_KEY = "sk-backend-secret-0123456789"
@@ -324,6 +325,50 @@ async def test_d6_6_a_large_reply(rig: Rig) -> None:
     assert found["type"] == "decision", found
     read = decisions_for(found["reply"], {"questions": questions})
     assert {decision.decision for decision in read.values()} == {"option-000"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "status", "code", "wait_ms"),
+    [
+        ((429, "x", {}), 429, "capacity_exhausted", "1000"),
+        ((429, "x", {"retry-after": "7"}), 429, "capacity_exhausted", "7000"),
+        ((503, "x", {"retry-after": "2"}), 503, "system_zero_unavailable", "2000"),
+        ((401, "invalid_api_key", {}), 503, "system_zero_unavailable", None),
+        ((400, "invalid_request", {}), 400, "invalid_request", None),
+    ],
+)
+async def test_d1_6_d5_6_the_same_over_http(
+    rig: Rig,
+    steps: tuple[int, str, dict[str, str]],
+    status: int,
+    code: str,
+    wait_ms: str | None,
+) -> None:
+    rig.upstream.script(*failure(rig.kind, steps[0], steps[1], **steps[2]))
+    client = await post(rig.process)
+    assert (client.status, client.json["error"]["code"]) == (status, code)
+    assert client.json["error"]["retryable"] is (wait_ms is not None)
+    assert client.header("x-should-retry") == ("true" if wait_ms else "false")
+    assert client.header("retry-after-ms") == wait_ms
+    assert OUR_KEY not in client.body.decode()
+
+
+async def test_d6_6_a_decision_over_http(rig: Rig) -> None:
+    rig.upstream.script(*answer(rig.kind, 0.2))
+    client = await post(rig.process)
+    assert client.status == 200
+    decision = decisions_for(client.json, {"questions": READY})["ready"]
+    assert (decision.decision, decision.confidence) == (False, 0.8)
+
+
+async def post(process: GatewayProcess) -> RawClient:
+    """The whole answer to a decide over HTTP."""
+    body = json.dumps({"model": MODEL, "state": "done", "questions": READY}).encode()
+    async with process.client() as client:
+        headers = [auth(fresh_key())]
+        await client.request("POST", "/v1/system-zero/decide", headers=headers, body=body)
+        await client.read_all(timeout=BOUND_S)
+        return client
 
 
 @pytest.mark.parametrize("kind", KINDS)

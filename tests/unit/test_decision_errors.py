@@ -69,7 +69,12 @@ def test_d1_6_retry_headers_agree(milliseconds: int, seconds: str) -> None:
 def test_d1_6_without_a_wait() -> None:
     assert error("invalid_api_key", "x").headers() == {"x-should-retry": "false"}
     patient = DecisionError("starting", "x", 503, retryable=True)
-    assert patient.headers() == {"x-should-retry": "true"}
+    assert patient.retry_after is None
+    assert patient.headers() == {
+        "x-should-retry": "true",
+        "Retry-After": "1",
+        "Retry-After-Ms": "1000",
+    }
 
 
 def test_limits_have_the_advertised_ones_first() -> None:
