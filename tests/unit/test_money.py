@@ -361,6 +361,72 @@ def test_settling_twice_is_a_bug() -> None:
         target.close(opened, Outcome.COMPLETED)
 
 
+HOLD = Hold(
+    request_id="req_2",
+    org="test",
+    key_id="k",
+    plane="decision",
+    model="m",
+    worker="w1",
+    placed_at=0.0,
+    amount_micro_usd=5,
+    prompt_tokens=0,
+    prompt_micro_usd=0,
+)
+
+
+def settled(**fields: Any) -> Settlement:
+    values: dict[str, Any] = {
+        "request_id": "req_2",
+        "at": 0.0,
+        "org": "test",
+        "key_id": "k",
+        "plane": "decision",
+        "model": "m",
+        "provider": None,
+        "status": 200,
+        "error_code": None,
+        "prompt_tokens": 0,
+        "completion_tokens": 0,
+        "source": Source.REPORTED,
+        "cost_micro_usd": 4,
+        "duration_ms": 1,
+    }
+    return Settlement(**values | fields)
+
+
+async def test_a_hold_of_another_plane_is_ended_once() -> None:
+    hook = Hook()
+    target = billing(hook)
+    await target.place(HOLD)
+    assert (hook.held, target.open_holds, target.progress()) == ([HOLD], 1, [])
+    target.end(settled())
+    assert target.open_holds == 0
+    assert hook.told == [("settle", settled())]
+    with pytest.raises(KeyError):
+        target.end(settled())
+    await target.place(HOLD)
+    nothing = settled(source=Source.NONE, cost_micro_usd=0)
+    target.end(nothing)
+    assert hook.told[1:] == [("release", nothing)]
+
+
+async def test_a_refused_hold_of_another_plane_leaves_nothing_to_end() -> None:
+    hook = Hook(InsufficientCredits("no"))
+    target = billing(hook)
+    with pytest.raises(InsufficientCredits):
+        await target.place(HOLD)
+    assert target.open_holds == 0
+    assert hook.told == []
+
+
+def test_a_price_over_candidates_is_the_dearest() -> None:
+    pairs = [("cheap", "m"), ("dear", "m")]
+    price = billing().price("fast", pairs)
+    assert price == dearest([PRICE, Price(completion_usd_per_mtok=Decimal(10))])
+    assert billing().price("fast", []) == Price()
+
+
 def test_progress_is_told_when_it_moved() -> None:
     target = billing(Hook())
     opened = target.prepare(REQUEST, CANDIDATES, record(), trial=False)
