@@ -207,8 +207,9 @@ async def _answer(
                     await events.begin(task)
                 result = await _result(request, task)
         except GatewayShutdown:
-            task.cancel()
             result = Failed(error=_stopping(1), request_id=record.request_id)
+            run.cancelled = (result.error.status, result.error.code)
+            task.cancel()
         _tell(request, run, result)
         if events is not None or (_wants_events(request) and isinstance(result, Decided)):
             events = events or Events(request, _headers(request, principal, result))

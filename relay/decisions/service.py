@@ -44,7 +44,6 @@ DECIDE_S: Final = 140.0
 # A backend has the deadline and ends by itself; this is for one that does not.
 _OVERTIME_S: Final = 1.0
 _SLOT_RETRY_MS: Final = 1000
-_CANCELLED: Final = (499, "client_abort")
 PLANE: Final = "decision"
 
 
@@ -85,6 +84,7 @@ class Run:
     Attributes:
         request_id: names it to the client, in its row and its hold.
         on_start: called when nothing is left that refuses it before the work (D6.1).
+        cancelled: status and code of its row if it is cancelled.
         settlement: its row, once it is settled; None if it was never dispatched.
     """
 
@@ -93,6 +93,7 @@ class Run:
     request_id: str
     started: float
     on_start: Callable[[], None] | None = None
+    cancelled: tuple[int, str] = (499, "client_abort")
     settlement: Settlement | None = None
 
 
@@ -267,7 +268,7 @@ class DecideService:
 
     def _settlement(self, run: Run, result: DecisionReply | DecisionError | None) -> Settlement:
         reply = result if isinstance(result, DecisionReply) else None
-        status, code = (200, None) if reply is not None else _CANCELLED
+        status, code = (200, None) if reply is not None else run.cancelled
         if isinstance(result, DecisionError):
             status, code = result.status, result.code
         return Settlement(
