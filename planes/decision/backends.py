@@ -17,6 +17,7 @@ from planes.settings import (
 from planes.version import USER_AGENT
 from relay.deciders import chat_logprobs, system_zero, systemone
 from relay.deciders.endpoint import Endpoint
+from relay.deciders.logged import LoggedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,13 @@ def backend_of(
     Args:
         router: the gateway's routes as they are now. dialler: who dials them.
     """
+    backend = _backend(settings, router, dialler)
+    return None if backend is None else LoggedBackend(backend)
+
+
+def _backend(
+    settings: Settings, router: Callable[[], Router], dialler: Dialler
+) -> DecisionBackend | None:
     match settings.decision.backend:
         case ChatLogprobsBackend() as chat:
             return chat_logprobs.ChatLogprobsBackend(

@@ -12,6 +12,7 @@ import pytest_asyncio
 from system_zero import decisions_for
 
 from encoders.decision_reply import Usage, make_answer, make_reply
+from tests.support.checks import until
 from tests.support.decisions import MODEL, auth, fresh_key, opened, start
 from tests.support.decisions import config as decision_config
 from tests.support.fake_upstream import (
@@ -252,6 +253,9 @@ async def test_d5_6_a_page_of_somebody_elses(
 async def test_d5_6_a_backend_that_refuses_our_credential(rig: Rig) -> None:
     steps = failure(rig.kind, 401, "invalid_api_key", f"Incorrect API key provided: {OUR_KEY}")
     assert told(await rig.ask(*steps)) == (503, "system_zero_unavailable", False, None)
+    await until(
+        lambda: "the gateway's own credential" in rig.process.stderr(), BOUND_S, what="a log line"
+    )
 
 
 async def test_d5_6_a_backend_that_is_slow(rig: Rig) -> None:
@@ -431,6 +435,18 @@ async def test_d4_4_limits_of_the_backend_are_those_of_the_model() -> None:
             parts = upstream.requests[0].json["messages"][1]["content"]
             assert [part["type"] for part in parts] == ["text", "image_url", "text"]
             assert parts[1]["image_url"] == {"url": png}
+
+
+async def test_d4_3_images_for_systemone() -> None:
+    """Plain base64, as that wire has them."""
+    kind = "systemone"
+    shot = [{"name": "s", "type": "image", "data": "data:image/png;base64,iVBORw0KGgo="}]
+    async with FakeUpstream() as upstream:
+        upstream.script(*answer(kind))
+        async with GatewayProcess(config(kind, upstream.origin, images=True)) as process:
+            found = await ask(process, request={"attachments": shot})
+            assert found["type"] == "decision"
+            assert upstream.requests[0].json["images"] == ["iVBORw0KGgo="]
 
 
 async def test_d6_5_failover_passes_a_candidate_by() -> None:

@@ -20,6 +20,7 @@ from relay.errors import (
 )
 from relay.redact import Redactor
 from relay.refusals import refusal
+from relay.retry_after import retry_after_ms, retry_after_s
 
 if TYPE_CHECKING:
     from encoders.decision_errors import DecisionError
@@ -234,3 +235,23 @@ def test_d5_6_no_failure_with_our_credential_ends_the_client(status: int) -> Non
         found = service(status, code)
         assert not any(word in found.code for word in ENDS)
         assert found.status not in (401, 402, 403)
+
+
+@pytest.mark.parametrize(
+    ("headers", "wait_ms"),
+    [
+        ({}, None),
+        ({"retry-after": "2"}, 2000),
+        ({"retry-after": "0.25"}, 250),
+        ({"retry-after-ms": "40.2", "retry-after": "9"}, 41),
+        ({"retry-after-ms": "soon", "retry-after": "9"}, 9000),
+        ({"retry-after": "Thu, 01 Jan 1970 00:00:30 GMT"}, 20_000),
+        ({"retry-after": "Thu, 01 Jan 1970 00:00:03 GMT"}, 0),
+        ({"retry-after": "-1"}, None),
+        ({"retry-after": "999999"}, 86_400_000),
+    ],
+)
+def test_d5_5_the_wait_that_a_backend_names(headers: dict[str, str], wait_ms: int | None) -> None:
+    assert retry_after_ms(headers, 10.0) == wait_ms
+    seconds = retry_after_s(headers, 10.0)
+    assert seconds == (None if wait_ms is None else -(-wait_ms // 1000))
