@@ -25,8 +25,8 @@ _log: Final = logging.getLogger("sluicegate.decisions")
 
 _STORE_RETRY_MS: Final = 1000
 # While it cannot be told whether the other try lives: so often a lease's length is asked again.
-# The real client has five tries: four of these and then the wait for the end of a lost lease.
-_ASKS_IN_A_LEASE: Final = 12
+# The real client has five waits: after four of these it is told the end of a lost lease.
+_ASKS_IN_A_LEASE: Final = 10
 _ERASE_EVERY_S: Final = 60.0
 
 

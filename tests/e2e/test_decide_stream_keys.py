@@ -58,7 +58,7 @@ async def test_a_lost_socket_is_settled_and_its_version_replayed(tmp_path: Path)
             assert frame["envelope"]["error"]["code"] == "idempotency_conflict"
             assert frame["retry"] == {
                 "should_retry": True,
-                "retry_after_ms": 2500,
+                "retry_after_ms": 3000,
                 "retry_after": "3",
             }
             frame = await keyed(process, state)

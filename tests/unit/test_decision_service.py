@@ -9,6 +9,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from encoders.decision_attachments import Attachment
 from encoders.decision_errors import error
@@ -22,7 +24,7 @@ from relay.decisions.tariff import Tariff
 from relay.ledger import Ledger
 from relay.money import Price, Source
 from relay.slots import Slots
-from relay.stores.base import KeyState, KeyUse, Org, StoreError
+from relay.stores.base import KeyClaim, KeyState, KeyUse, Org, StoreError
 from relay.stores.sqlite import SqliteStore
 from tests.support.checks import until
 from tests.support.deciding import decide_service
@@ -256,7 +258,7 @@ async def test_a_running_key_is_a_conflict(store: SqliteStore) -> None:
     second = await decide(service, asked("k"))
     assert isinstance(second, Failed)
     assert (second.error.status, second.error.code) == (409, "idempotency_conflict")
-    assert second.error.retry_after_ms == 2500
+    assert second.error.retry_after_ms == 3000
     assert second.error.retryable
     assert code_of(await decide(service, asked("k", body=b"body 2"))) == "idempotency_key_reuse"
     backend.go.set()
@@ -316,9 +318,43 @@ async def test_a_key_that_was_lost_is_free_when_its_lease_ends(store: SqliteStor
         await asyncio.sleep(found.error.retry_after_ms / 1000)
     assert not found.replayed
     assert loop.time() - began >= 1.1
-    assert waits[0] == 100  # it may live
+    assert waits[0] == 120  # it may live
     assert waits[-1] <= 600  # it does not: what is left of its lease
     assert len(waits) <= 9
+
+
+class ClaimedBy:
+    """A store in which another try has every key, with so much left of its lease."""
+
+    def __init__(self, left_s: float) -> None:
+        self.left_s = left_s
+
+    async def claim_key(self, use: KeyUse, *, now: float, until: float) -> KeyClaim:
+        return KeyClaim(KeyState.RUNNING, now + self.left_s)
+
+
+@given(left_s=st.floats(0.001, 30), draws=st.lists(st.floats(0, 1), min_size=5, max_size=5))
+def test_the_real_client_outlasts_a_lost_lease(left_s: float, draws: list[float]) -> None:
+    """Whatever is left of it and whatever jitter it draws: its five waits reach the end, within
+    its budget of 60 s."""
+
+    async def waits() -> float:
+        store = ClaimedBy(left_s)
+        service = decide_service(FakeBackend(), SERVED, store=store)
+        waited = 0.0
+        for attempt, draw in enumerate(draws):
+            if store.left_s <= 0:
+                break
+            found = await decide(service, asked("k"))
+            assert isinstance(found, Failed)
+            told = (found.error.retry_after_ms or 0) / 1000
+            wait_s = max(told, min(8.0, 0.5 * 2 ** min(attempt, 4)) * draw)
+            waited += wait_s
+            store.left_s -= wait_s
+        assert store.left_s <= 0
+        return waited
+
+    assert asyncio.run(waits()) < 60
 
 
 async def test_who_lost_its_key_gives_no_answer_and_bills_none(
