@@ -1,12 +1,23 @@
-"""D6.2, D6.7: a gateway that is killed under load. Each key has one answer, billed once."""
+"""D5.7, D6.2, D6.7: a gateway that is killed under load, clients that hang up at any moment. Each
+key has one answer, billed once."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING, Any
 
 from tests.support.books import books_of
-from tests.support.decisions import MODEL, QUESTIONS, auth, config, fresh_key, gateway
+from tests.support.decisions import (
+    MODEL,
+    QUESTIONS,
+    auth,
+    config,
+    decides,
+    fresh_key,
+    gateway,
+)
+from tests.support.gateway import KEY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,6 +26,7 @@ if TYPE_CHECKING:
 
 DECIDE = "/v1/system-zero/decide"
 BILLED = 110  # micro-USD of a call with one question and no text price
+BUSY = ("idempotency_conflict", "concurrency_limit_exceeded")
 CLIENTS = 16
 ANSWERS = 200
 
@@ -22,21 +34,23 @@ ANSWERS = 200
 class Load:
     """Clients that decide one thing after the other, each under a key of its own."""
 
-    def __init__(self) -> None:
-        self.key = fresh_key()
+    def __init__(self, key: str | None = None) -> None:
+        self.key = key or fresh_key()
         self.asked: set[str] = set()
         self.answers: dict[str, bytes] = {}
         self.enough = asyncio.Event()
 
-    async def ask(self, process: GatewayProcess, name: str) -> tuple[int, Any]:
-        """Status, and the client that has read the answer; 0 if none came."""
+    async def ask(
+        self, process: GatewayProcess, name: str, *, patience_s: float = 20.0
+    ) -> tuple[int, Any]:
+        """Status, and the client that has read the answer; 0 if none came in time."""
         self.asked.add(name)
         what = {"model": MODEL, "state": name, "questions": QUESTIONS}
         headers = [auth(self.key), ("idempotency-key", name)]
         try:
             async with process.client() as client:
                 await client.request("POST", DECIDE, headers=headers, json=what)
-                await client.read_all()
+                await client.read_all(timeout=patience_s)
                 return (client.status if client.complete else 0), client
         except OSError:
             return 0, None
@@ -58,7 +72,7 @@ class Load:
                 status, client = await self.ask(process, name)
                 if status == 200:
                     break
-                assert client.json["error"]["code"] == "idempotency_conflict"
+                assert client.json["error"]["code"] in BUSY
                 assert name not in self.answers
                 await asyncio.sleep(int(client.header("retry-after-ms")) / 1000)
         if name in self.answers:
@@ -83,3 +97,25 @@ async def test_a_kill_under_load(tmp_path: Path) -> None:
         billed = [row for row in rows if row.cost_micro_usd]
         assert {row.cost_micro_usd for row in billed} == {BILLED}
         assert len(billed) == len(load.asked)
+
+
+async def test_hang_ups_at_any_moment() -> None:
+    """Three tries of each key at once, most of which leave: slots, holds and keys are free after."""
+    chance = random.Random(7)
+    async with gateway(config()) as process, books_of(process.workdir) as books:
+        load = Load(KEY)  # four requests at once
+        names = [f"!delay=0.05 {i}" for i in range(50)]
+        for name in names:
+            patience = [chance.uniform(0, 0.15) for _ in range(3)]
+            tries = (load.ask(process, name, patience_s=each) for each in patience)
+            for status, client in await asyncio.gather(*tries):
+                if status == 200:
+                    assert load.answers.setdefault(name, client.body) == client.body
+        for name in names:
+            await load.again(process, name)
+        rows = await books.settled()
+        assert [row.cost_micro_usd for row in rows if row.cost_micro_usd] == [BILLED] * len(names)
+        calls = [call["state"] for call in decides(process, "ended")]
+        assert len(calls) == len(set(calls)) == len(names)
+        at_once = [load.ask(process, f"!delay=0.5 last {i}") for i in range(4)]
+        assert [status for status, _ in await asyncio.gather(*at_once)] == [200] * 4
