@@ -100,7 +100,7 @@ async def test_a_kill_under_load(tmp_path: Path) -> None:
 
 
 async def test_hang_ups_at_any_moment() -> None:
-    """Three tries of each key at once, most of which leave: slots, holds and keys are free after."""
+    """Three tries of each key at once, most of which leave; all slots and holds are free after."""
     chance = random.Random(7)
     async with gateway(config()) as process, books_of(process.workdir) as books:
         load = Load(KEY)  # four requests at once
