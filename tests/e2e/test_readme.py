@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -62,10 +63,14 @@ def run(*command: str, cwd: Path | None = None) -> str:
 
 @pytest.mark.local_model
 def test_curl(base: str) -> None:
-    (curl,) = [block for block in blocks("sh") if block.startswith("curl")]
-    out = run("bash", "-c", curl.replace("http://127.0.0.1:8080", base))
+    chat, decide = [block for block in blocks("sh") if block.startswith("curl")]
+    out = run("bash", "-c", chat.replace("http://127.0.0.1:8080", base))
     assert out.endswith("data: [DONE]\n\n")
     assert '"provider":"local"' in out
+    answers = json.loads(run("bash", "-c", decide.replace("http://127.0.0.1:8080", base)))[
+        "answers"
+    ]
+    assert isinstance(answers["angry"]["decision"], bool)
 
 
 def libraries(programs: list[str]) -> list[str]:
