@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+
+import pytest
 from typing import TYPE_CHECKING, Any
 
 from tests.support.books import books_of
@@ -80,6 +82,7 @@ class Load:
             assert client.header("x-rightnow-idempotent-replay") == "true"
 
 
+@pytest.mark.slow
 async def test_a_kill_under_load(tmp_path: Path) -> None:
     over = config(limits={"idempotency_lease_ms": 2000, "idempotency_renew_interval_ms": 500})
     over["billing"] = {"hold_ttl_s": 1, "sweep_interval_s": 0.5}

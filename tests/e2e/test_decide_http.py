@@ -360,6 +360,7 @@ async def test_a_failure_after_the_head_is_an_event(shared: GatewayProcess) -> N
     assert done == b"event: done\ndata: {}"
 
 
+@pytest.mark.slow
 async def test_keepalives_while_it_runs(shared: GatewayProcess) -> None:
     """One each ten seconds, for proxies in between."""
     async with shared.client() as client:
@@ -550,6 +551,7 @@ async def test_the_end_of_the_grace_is_told(tmp_path: Path, events: bool) -> Non
         assert [(row.status, row.cost_micro_usd) for row in rows] == [(503, 0), (200, BILLED)]
 
 
+@pytest.mark.slow
 async def test_a_key_outlives_a_kill(tmp_path: Path) -> None:
     """kill -9 with a decide in flight: not billed twice, not stuck beyond its lease."""
     over = config(limits={"idempotency_lease_ms": 2000, "idempotency_renew_interval_ms": 500})

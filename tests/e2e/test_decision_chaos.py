@@ -7,6 +7,8 @@ import json
 import random
 import sqlite3
 import time
+
+import pytest
 from typing import TYPE_CHECKING, Final
 
 from tests.support.checks import until
@@ -102,6 +104,7 @@ async def drain(ws: RawSocket) -> None:
         await ws.frame(timeout=15)
 
 
+@pytest.mark.slow
 async def test_nothing_is_left_of_any_client() -> None:
     """No lease, no socket, no slot, no task; each stream has had its one line."""
     async with gateway(config(limits={"close_handshake_timeout_ms": 1000})) as process:

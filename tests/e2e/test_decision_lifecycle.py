@@ -153,6 +153,7 @@ async def test_a_peer_that_dies_in_the_middle_of_a_frame_is_1013() -> None:
         assert (await ws.until_close()).code == 1013
 
 
+@pytest.mark.slow
 async def test_a_dribble_is_1008() -> None:
     """D2.6: fragments that never become a message, though every heartbeat is answered."""
     async with (

@@ -291,6 +291,7 @@ async def test_what_is_left_is_sent_at_the_stop(
     assert last.attributes["sluicegate.outcome"] == "shutdown"
 
 
+@pytest.mark.slow
 async def test_a_collector_that_is_dead_or_mute_harms_nobody(
     up: FakeUpstream, tmp_path: Path
 ) -> None:
