@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from typing import TYPE_CHECKING, Any
 
 from tests.support.books import books_of
 from tests.support.decisions import (

@@ -7,9 +7,9 @@ import json
 import random
 import sqlite3
 import time
+from typing import TYPE_CHECKING, Final
 
 import pytest
-from typing import TYPE_CHECKING, Final
 
 from tests.support.checks import until
 from tests.support.decisions import auth, config, decides, fresh_key, gateway, start
