@@ -244,7 +244,9 @@ async def test_connections_to_the_gateway_are_kept(
                 await ask(client)
                 assert (await client.read_all()).endswith(DONE)
         await asyncio.sleep(0.2)  # the end of a connection that is not kept
-        assert established(stack.gateway.port) == 1
+        # None would be left if they were not kept, five if they were not shared; a proxy may have
+        # a pool for each of its workers, or dial while it parks the connection before.
+        assert 1 <= established(stack.gateway.port) <= 2
 
 
 @pytest.mark.asyncio(loop_scope="session")
