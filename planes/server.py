@@ -84,11 +84,12 @@ async def _serve(settings: Settings, sock: socket.socket, *, embedded: bool) -> 
 def _settle_memory() -> None:
     """What the start made lives until the end: the collector need not walk it again and again.
 
-    A stream makes few cycles and frees what it used by itself, so the collector may come seldom.
+    A stream frees what it used by itself, so the collector may come less often than by default; not
+    seldom, for hang-ups leave cycles.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(2_000, 10, 10)
 
 
 async def _first(starting: asyncio.Future[None], stop: asyncio.Event) -> None:

@@ -175,13 +175,13 @@ async def test_a_process_is_as_before_after_many_hang_ups(up: FakeUpstream, tmp_
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_twelve_thousand_hang_ups(up: FakeUpstream, tmp_path: Path) -> None:
+async def test_twenty_four_thousand_hang_ups(up: FakeUpstream, tmp_path: Path) -> None:
     """M4.1, M3.5, M4.2: memory and descriptors are flat, no hold is left, no row is doubled."""
     dice = random.Random(3)
     async with GatewayProcess(config(up, tmp_path)) as gateway:
         sockets = gateway.open_sockets()
         sizes = []
-        for _ in range(6):
+        for _ in range(12):
             started = time.monotonic()
             await visits(gateway.host, gateway.port, dice, 2000, 20)
             await until(lambda: gateway.open_sockets() <= sockets, 5, what="the end of sockets")
@@ -193,7 +193,8 @@ async def test_twelve_thousand_hang_ups(up: FakeUpstream, tmp_path: Path) -> Non
         async with books_of(tmp_path, "test.db") as books:
             rows = await books.settled()
         assert len({row.request_id for row in rows}) == len(rows)
-        assert len(rows) >= 6000  # those that left before their request was whole have none
-        # Where the heap stands when it is looked at goes up and down by some 10 MiB. A stream that
-        # is kept costs 20 KiB, so one in fifty would be seen.
-        assert min(sizes[-2:]) - min(sizes[:2]) < 8192
+        assert len(rows) >= 12_000  # those that left before their request was whole have none
+        # The heap is a saw whose teeth are 30 MiB: what hang-ups leave in cycles waits for the
+        # collector. Its low points count. A stream that is kept costs 20 KiB, so one in thirty of
+        # the 12,000 between the halves would be seen.
+        assert min(sizes[6:]) - min(sizes[:6]) < 8192
