@@ -106,16 +106,15 @@ class StreamRelay:
             self.flowing = False
             return b""
         whole = self._decoder.complete(data)
-        if whole:
+        if whole is not None:
             run = self._splice(whole)
             if run is not None and run[1] == len(whole):
                 self.flowing = True
                 return run[0]
+            self.flowing = False
+            return b"".join(self._take_whole(whole, run))
         self.flowing = False
         out: list[bytes] = []
-        if whole is not None:
-            self._take_whole(whole, out)
-            return b"".join(out)
         failure: RelayError | None = None
         try:
             events = self._decoder.feed(data)
@@ -127,22 +126,32 @@ class StreamRelay:
             out.append(self.fail(failure))
         return b"".join(out)
 
-    def _take_whole(self, whole: bytes, out: list[bytes]) -> None:
-        """Take whole events: runs of plain content at once, what stands between them singly."""
+    def _take_whole(self, whole: bytes, run: tuple[bytes, int] | None) -> list[bytes]:
+        """Take whole events: runs of plain content at once, what stands between them singly.
+
+        Args:
+            run: what `_splice` made of their beginning. It is asked once for each place, for it
+                counts what it takes.
+        """
+        out: list[bytes] = []
         for _ in range(_RUNS_MAX):
-            run = self._splice(whole)
             if run is not None:
                 frames, size = run
                 out.append(frames)
-                if size == len(whole):
-                    return
                 whole = whole[size:]
+                if not whole:
+                    return out
             end = whole.find(b"\n\n") + 2
             self._take(self._decoder.decode(whole[:end]), out)
             whole = whole[end:].lstrip(b"\n")  # a blank line too many is no event's beginning
             if not whole or self._lifecycle.closed:
-                return
+                return out
+            run = self._splice(whole)
+        if run is not None:
+            out.append(run[0])
+            whole = whole[run[1] :]
         self._take(self._decoder.decode(whole), out)
+        return out
 
     def eof(self) -> bytes:
         """The upstream's body ended; return the client's end of the stream."""

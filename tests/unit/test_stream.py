@@ -25,13 +25,18 @@ SECRET = "sk-upstream-secret"
 DONE = b"data: [DONE]\n\n"
 
 
-def relay(*, include_usage: bool = False, max_event_bytes: int = 1 << 20) -> StreamRelay:
+def relay(
+    *,
+    include_usage: bool = False,
+    max_event_bytes: int = 1 << 20,
+    translator: ChunkRewriter | None = None,
+) -> StreamRelay:
     life = Lifecycle()
     life.advance(StreamInput.DIAL)
     life.advance(StreamInput.HEADERS)
     identity = ChunkIdentity(model="test/model", provider="fake", id="chatcmpl-ours", created=7)
     return StreamRelay(
-        translator=ChunkRewriter(identity, include_usage=include_usage),
+        translator=translator or ChunkRewriter(identity, include_usage=include_usage),
         lifecycle=life,
         redactor=Redactor((SECRET,)),
         max_event_bytes=max_event_bytes,
@@ -286,3 +291,22 @@ def test_an_end_that_cannot_be_written_is_a_fault_and_not_a_silence(
             target.feed(end) if end else target.eof()
         assert not target.closed
         assert error_of(target.fail(GatewayShutdown("x")))
+
+
+@given(st.data())
+def test_what_comes_out_is_counted_once_however_it_is_cut(draw: st.DataObject) -> None:
+    """M4.2: also where a read holds content and something else."""
+
+    def content(text: str, **delta: str) -> bytes:
+        choice = {"index": 0, "delta": {"content": text, **delta}, "finish_reason": None}
+        return sse({"id": "c1", "model": "up", "choices": [choice]})
+
+    words = ["", "ab", "cd", "\u4f60\u597d", 'q"', "\n", "ef", "gh"]
+    body = content("", role="assistant") + b"".join(content(word) for word in words)
+    body += b": ping\n\n" + content("ij") + chunk("", "stop") + DONE
+    cuts = draw.draw(st.lists(st.integers(0, len(body)), max_size=4).map(sorted))
+    identity = ChunkIdentity(model="test/model", provider="fake", id="ours", created=7)
+    translator = ChunkRewriter(identity)
+    target = relay(translator=translator)
+    play(target, *(body[a:b] for a, b in itertools.pairwise([0, *cuts, len(body)])))
+    assert translator.characters == sum(map(len, words)) + 2
