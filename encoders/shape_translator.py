@@ -8,6 +8,7 @@ end (M2.4). The same code answers plain requests: then nothing is emitted but co
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders import openai
@@ -39,7 +40,7 @@ class _Choice:
         self.frames: dict[Hashable, list[bytes]] = {}
 
 
-class ShapeTranslator:
+class ShapeTranslator(ABC):
     """Translates one stream; see `encoders.translator.Translator`.
 
     Args:
@@ -91,9 +92,9 @@ class ShapeTranslator:
             self.last_skipped = data
         return kind
 
+    @abstractmethod
     def _take(self, event: dict[str, Any], out: list[bytes]) -> Kind:
         """Translate one event."""
-        raise NotImplementedError
 
     def flush(self) -> bytes:
         return b""

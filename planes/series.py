@@ -74,9 +74,6 @@ class Series(Collector):
         self.text = text
         self.labels = tuple(labels)
 
-    def collect(self) -> Iterator[Metric]:
-        raise NotImplementedError
-
 
 class Counters(Series):
     """Sums that only grow."""

@@ -15,6 +15,7 @@ import contextlib
 import queue
 import sys
 import threading
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
@@ -48,7 +49,7 @@ class _Job:
     error: Exception | None = None
 
 
-class ConnectionThread:
+class ConnectionThread(ABC):
     """One thread and its connection.
 
     Attributes:
@@ -166,9 +167,9 @@ class ConnectionThread:
         self._end_seen = True
         return batch
 
+    @abstractmethod
     def _work(self, connection: sqlite3.Connection, batch: Sequence[_Job]) -> None:
         """Run a batch; put down a result or an error for each job, or raise for all."""
-        raise NotImplementedError
 
     def _attempt(self, connection: sqlite3.Connection, job: _Job) -> None:
         try:
