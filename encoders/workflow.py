@@ -1,0 +1,94 @@
+"""The workflows plane's wire: named events and token frames. [pure]
+
+Rules W2.1, W2.2, W2.6; seed 002 §4.2. JSON never holds a raw line break, so that every payload is
+one `data:` line; `orjson` and `encoders.json_text` see to that.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from encoders.json_text import dumps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OUTCOMES: Final = frozenset({"workflow_completed", "workflow_error"})
+VOCABULARY: Final = frozenset(
+    {
+        "request_received", "workflow_loaded", "workflow_started", "task_dispatched",
+        "task_completed", "task_error", "task_skipped", "streaming_started",
+        "streaming_completed", "output_delivered", "parallel_start", "parallel_complete",
+        "sequential_start", "sequential_complete", "dynamic_start", "dynamic_generated",
+        "dynamic_complete", "batch_start", "batch_item_start", "batch_item_complete",
+        "batch_progress", "batch_complete", "debate_start", "debate_round_complete",
+        "debate_judgment", "debate_complete", "condition_evaluated", "workflow_yielded",
+        "workflow_result", "workflow_completed", "workflow_error", "heartbeat",
+    }
+)  # fmt: skip
+_NAME: Final = re.compile(r"[^\r\n\0]{1,200}")
+
+
+def frame(name: str, payload: bytes) -> bytes:
+    """One named event (W2.1).
+
+    Args:
+        payload: one JSON document without line breaks.
+
+    Raises:
+        ValueError: the name would break the framing.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError("an event's name is 1 to 200 characters without CR, LF and NUL")
+    return b"event: " + name.encode("utf-8", "replace") + b"\ndata: " + payload + b"\n\n"
+
+
+def with_id(position: int, frame: bytes) -> bytes:
+    """The frame with its position as SSE id (W2.6)."""
+    return b"id: %d\n" % position + frame
+
+
+def payload(
+    name: str,
+    data: Mapping[str, Any],
+    *,
+    workflow_id: str,
+    execution_id: str,
+    timestamp: str,
+    elapsed_ms: int,
+) -> bytes:
+    """The payload of an engine's event (W2.1).
+
+    Args:
+        timestamp: ISO 8601, UTC.
+    """
+    return dumps(
+        {
+            "workflow_id": workflow_id,
+            "execution_id": execution_id,
+            "timestamp": timestamp,
+            "type": name,
+            "data": data,
+            "elapsed_ms": elapsed_ms,
+        }
+    )
+
+
+def token_head(task_id: str) -> bytes:
+    """What stands before a delta in the token frames of a task (W2.2)."""
+    return b'event: token\ndata: {"task_id":' + dumps(task_id) + b',"delta":"'
+
+
+def token(head: bytes, raw: bytes) -> bytes:
+    """A token frame of the POST stream: exactly two fields, no id (W2.2).
+
+    Args:
+        head: of `token_head`. raw: what stands between the quotes of a JSON string.
+    """
+    return b'%b%b"}\n\n' % (head, raw)
+
+
+def placed_token(head: bytes, raw: bytes, offset: int) -> bytes:
+    """A token frame of the re-attach route: with the characters before it (W2.6)."""
+    return b'%b%b","offset":%d}\n\n' % (head, raw, offset)
