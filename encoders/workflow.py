@@ -14,6 +14,8 @@ from encoders.json_text import dumps
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Events that end the text of their task, if it has one (W2.2).
+TEXT_ENDS: Final = frozenset({"streaming_completed", "task_completed", "task_error"})
 OUTCOMES: Final = frozenset({"workflow_completed", "workflow_error"})
 VOCABULARY: Final = frozenset(
     {

@@ -31,12 +31,14 @@ class JournalEvent:
 
     Attributes:
         event_id: its identity; appended twice it is one event (J1.2). name: of the event.
+        task_id: whose event it is, "" if nobody's.
         frame: the bytes as they leave: `event:` and `data:` lines and the blank line, no `id:`.
     """
 
     event_id: str
     name: str
     frame: bytes
+    task_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class StoredEvent:
     position: int
     name: str
     frame: bytes
+    task_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +189,13 @@ class JournalPage:
 
     Attributes:
         oldest: the oldest position that is still kept; head + 1 if none is.
+        state: of the run, as of the same moment.
     """
 
     events: Sequence[StoredEvent]
     head: int
     oldest: int
+    state: RunState
 
 
 class RunStore(Protocol):

@@ -1,0 +1,319 @@
+"""One client that follows one run: a cursor over the journal, live where it can be.
+
+    cursor ─▶ replay, page by page ─▶ live: the hub's groups, in the call that made them
+                    ▲                   │ the client takes no more: they are queued
+                    │                   │ the queue is over its bound: it is dropped
+                    └─ it takes more ───┤
+                                        └ it took nothing for `lag_s`: `stream_reset`, closed
+
+Rules W2.6, J2.1, J2.2, J2.4, J2.5; hazards B81, B84, B92 to B96. A follower that falls behind costs
+the others nothing: what it misses lies in the journal, and is read from there as fast as it takes
+it. It never touches the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol
+
+from encoders import workflow
+from encoders.json_text import dumps, loads
+from relay.runs.groups import FrameItem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from relay.runs.groups import Group, Wire
+    from relay.runs.hub import Hub
+    from relay.stores.runs import JournalPage, RunStore
+
+QUEUE_FRAMES_MAX: Final = 256
+QUEUE_BYTES_MAX: Final = 1024 * 1024
+LAG_S: Final = 2.0
+PAGE: Final = 128
+POLL_S: Final = 0.5
+CHECK_EVERY_S: Final = 15.0
+
+
+class FollowerSink(Protocol):
+    """The client's end; see `relay.pump.Sink`."""
+
+    def push(self, data: bytes) -> bool:
+        """Send at once; whether more may be sent."""
+
+    async def drain(self) -> None:
+        """Wait until more may be sent."""
+
+
+class Follower:
+    """Serves one client.
+
+    Args:
+        store: of the journal. execution_id: the run.
+        hub: returns the run's live end in this process, None if it works elsewhere or has ended.
+        wire: how it is written. allowed: whether the client may still follow (J2.4).
+        after: the position of the last frame that the client has; None: it begins with the run,
+            whose hub it has to `join` before anything is said.
+        one_leg: whether it ends at the first `workflow_result`, though the run may be resumed.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        execution_id: str,
+        hub: Callable[[], Hub | None],
+        sink: FollowerSink,
+        wire: Wire,
+        *,
+        after: int | None = None,
+        allowed: Callable[[], bool] = lambda: True,
+        one_leg: bool = False,
+        lag_s: float = LAG_S,
+        frames_max: int = QUEUE_FRAMES_MAX,
+        bytes_max: int = QUEUE_BYTES_MAX,
+    ) -> None:
+        self._store = store
+        self._execution_id = execution_id
+        self._hub = hub
+        self._sink = sink
+        self._wire = wire
+        self._allowed = allowed
+        self._one_leg = one_leg
+        self._lag_s = lag_s
+        self._frames_max = frames_max
+        self._bytes_max = bytes_max
+        self._position = after or 0  # of the last frame that the client has
+        # Of each text that is open there: where it began, and how many characters the client has.
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._looked_up = after is None  # whether `_sent` is known
+        self._joined: Hub | None = None
+        self._live = False
+        self._ready = True  # the client may be sent more
+        self._over = False
+        self._gone: ConnectionError | None = None
+        self._wake = asyncio.Event()
+        self._reset_at: float | None = None  # loop time, once it has fallen behind
+        self._lag: asyncio.Timeout | None = None  # around the wait for the client
+        self._queue: deque[Group] = deque()
+        self._frames = self._bytes = 0
+        self.was_reset = False
+
+    # -- the hub's side: plain calls ------------------------------------------------------------
+
+    def join(self, hub: Hub) -> None:
+        """Go live: from here on everything is offered."""
+        self._joined, self._live, self._over = hub, True, False
+        hub.join(self)
+
+    def offer(self, group: Group) -> None:
+        if not self._live:
+            return
+        if self._ready:
+            self._deliver(group)
+            if not self._ready:
+                self._wake.set()
+            return
+        self._queue.append(group)
+        self._frames += len(group)
+        self._bytes += len(group.encoded(self._wire))
+        if self._frames > self._frames_max or self._bytes > self._bytes_max:
+            self._fall_behind()
+
+    def over(self) -> None:
+        self._over = True
+        self._wake.set()
+
+    def _deliver(self, group: Group) -> None:
+        self._push(group.encoded(self._wire))
+        if group.last:
+            self._position = group.last
+
+    def _push(self, data: bytes) -> None:
+        try:
+            self._ready = self._sink.push(data)
+        except ConnectionError as error:
+            self._ready = self._live = False
+            self._gone = error
+            self._wake.set()
+
+    def _fall_behind(self) -> None:
+        """Drop the queue; of each open text the client has what came before its first piece."""
+        assert self._joined is not None
+        self._sent = {
+            task_id: (stream.start, stream.chars)
+            for task_id, stream in self._joined.streams.items()
+        }
+        for group in reversed(self._queue):
+            for item in reversed(group.items):
+                stream = item.stream
+                if isinstance(item, FrameItem):
+                    if stream is not None:  # its end: until then it had all of it
+                        self._sent[stream.task_id] = (stream.start, stream.chars)
+                else:
+                    self._sent[item.stream.task_id] = (item.stream.start, item.offset)
+        self._live = False
+        self._reset_at = asyncio.get_running_loop().time() + self._lag_s
+        self._queue.clear()
+        self._frames = self._bytes = 0
+        if self._lag is not None:
+            self._lag.reschedule(self._reset_at)
+
+    # -- the client's side ----------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Follow until the run or its leg ends, the client is reset, or may not follow any more.
+
+        Raises:
+            ConnectionError, CancelledError: the client is gone, or the gateway stops.
+            StoreError: the journal cannot be read.
+        """
+        try:
+            while await self._step():
+                if self._gone is not None:
+                    raise self._gone
+        finally:
+            if self._joined is not None:
+                self._joined.leave(self)
+
+    async def _step(self) -> bool:
+        """Do what is to be done next; False at the end."""
+        if not self._ready:
+            return await self._drain()
+        if not self._live:
+            return await self._replay()
+        if self._over:
+            if self._joined is not None and self._joined.complete:
+                return False
+            self._live = False  # what follows is somebody else's
+            return True
+        try:
+            async with asyncio.timeout(CHECK_EVERY_S):
+                await self._wake.wait()
+        except TimeoutError:
+            return self._allowed()
+        self._wake.clear()
+        return True
+
+    async def _drain(self) -> bool:
+        """Wait until the client takes more, then send what is queued; False: it was reset."""
+        if self._gone is not None:
+            raise self._gone
+        lag = self._lag = asyncio.timeout_at(self._reset_at)
+        try:
+            async with lag:
+                await self._sink.drain()
+        except TimeoutError:
+            if not lag.expired():
+                raise
+            self._reset()
+            return False
+        finally:
+            self._lag = None
+        self._ready, self._reset_at = True, None
+        while self._queue and self._ready and self._live:
+            group = self._queue.popleft()
+            self._frames -= len(group)
+            self._bytes -= len(group.encoded(self._wire))
+            self._deliver(group)
+        return True
+
+    def _reset(self) -> None:
+        """Tell a client that takes nothing to begin again (J2.2)."""
+        self.was_reset = True
+        told = dumps({"execution_id": self._execution_id, "after": self._position})
+        self._push(workflow.frame("stream_reset", told))
+
+    # -- replay -----------------------------------------------------------------------------------
+
+    async def _replay(self) -> bool:
+        """Send what the journal has after the cursor, or join the hub; False at the end."""
+        if not self._looked_up:
+            self._looked_up = True
+            self._push_all(await self._open_texts())
+            return True
+        hub = self._hub()
+        if hub is not None and hub.closed:
+            hub = None
+        # No further than what the hub has shown: by then a text that has ended is whole in the
+        # store, and nothing is sent again when it is joined.
+        shown = hub.head if hub is not None else None
+        page = await self._store.read(self._execution_id, after=self._position, limit=PAGE)
+        if page is None:
+            return False
+        events = [e for e in page.events if shown is None or e.position <= shown]
+        if events:
+            return await self._send_page(page, len(events))
+        if hub is not None and not hub.closed:
+            return await self._join_if_level(hub)
+        if page.state != "running" and not page.events:
+            return False
+        self._push_all(await self._open_texts())
+        await asyncio.sleep(POLL_S)
+        return self._allowed()
+
+    async def _join_if_level(self, hub: Hub) -> bool:
+        hub.flush()
+        if hub.head != self._position:
+            await asyncio.sleep(0)
+            return True
+        rest = [
+            self._rest(task_id, stream.start, stream.raw, stream.chars)
+            for task_id, stream in hub.streams.items()
+        ]
+        self.join(hub)
+        self._push_all(rest)
+        return True
+
+    async def _send_page(self, page: JournalPage, count: int) -> bool:
+        """Send events, and texts at their places; False at the end of the one leg."""
+        events = page.events[:count]
+        first, last = events[0].position, events[-1].position
+        out: list[bytes] = []
+        if any(event.name in workflow.TEXT_ENDS for event in events):
+            out += await self._open_texts()  # of texts that began before, and may end here
+        texts = {
+            text.position: text
+            for text in await self._store.texts(self._execution_id, first=first, last=last)
+        }
+        ended = False
+        for event in events:
+            framed = event.frame
+            out.append(workflow.with_id(event.position, framed) if self._wire.ids else framed)
+            if event.name in workflow.TEXT_ENDS:
+                self._sent.pop(event.task_id, None)
+            text = texts.get(event.position)
+            if text is not None:
+                out.append(self._rest(text.task_id, text.position, text.raw, text.chars))
+            if self._one_leg and event.name == "workflow_result":
+                ended = True
+                last = event.position
+                break
+        self._position = last
+        self._push_all(out)
+        return not ended
+
+    async def _open_texts(self) -> list[bytes]:
+        """What the client lacks of texts that are open at its cursor, as far as it is durable."""
+        texts = await self._store.open_texts(self._execution_id, at=self._position)
+        return [self._rest(t.task_id, t.position, t.raw, t.chars) for t in texts]
+
+    def _rest(self, task_id: str, start: int, raw: bytes, chars: int) -> bytes:
+        """One token frame of what the client lacks of a text; b"" if it has all of it (W2.6)."""
+        began, had = self._sent.get(task_id, (start, 0))
+        if began != start:
+            had = 0
+        if chars <= had:
+            return b""
+        self._sent[task_id] = (start, chars)
+        if had:
+            raw = dumps(loads(b'"' + raw + b'"')[had:])[1:-1]
+        head = workflow.token_head(task_id)
+        if self._wire.offsets:
+            return workflow.placed_token(head, raw, had)
+        return workflow.token(head, raw)
+
+    def _push_all(self, frames: list[bytes]) -> None:
+        data = b"".join(frames)
+        if data:
+            self._push(data)

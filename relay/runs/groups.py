@@ -1,0 +1,119 @@
+"""What followers of a run are sent: frames and tokens, grouped by what came at once. [pure]
+
+Rules W2.1, W2.2, W2.6. A group is encoded once for each wire that is in use, however many followers
+there are: two thousand of them share its bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from encoders import workflow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How a run is written to one follower.
+
+    Attributes:
+        ids: engine frames bear their position as SSE id. offsets: tokens bear their offset.
+    """
+
+    ids: bool
+    offsets: bool
+
+
+VERBATIM: Final = Wire(ids=False, offsets=False)  # the POST stream
+NUMBERED: Final = Wire(ids=True, offsets=False)  # the same with `?positions=true`
+PLACED: Final = Wire(ids=True, offsets=True)  # the re-attach route
+
+
+class TextStream:
+    """The text of a task since its `streaming_started`, as far as followers may see it.
+
+    Attributes:
+        start: the position of that event. head: `encoders.workflow.token_head` of the task.
+        chars: characters so far.
+    """
+
+    __slots__ = ("_pieces", "chars", "head", "start", "task_id")
+
+    def __init__(self, task_id: str, start: int) -> None:
+        self.task_id = task_id
+        self.start = start
+        self.head = workflow.token_head(task_id)
+        self.chars = 0
+        self._pieces: list[bytes] = []
+
+    def add(self, raw: bytes, chars: int) -> None:
+        """Take the next piece."""
+        self._pieces.append(raw)
+        self.chars += chars
+
+    @property
+    def raw(self) -> bytes:
+        """All of it, as inside of a JSON string."""
+        if len(self._pieces) > 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0] if self._pieces else b""
+
+
+@dataclass(slots=True)
+class FrameItem:
+    """One durable frame at its position. `stream`: the text that it ends, if it ends one."""
+
+    position: int
+    frame: bytes
+    stream: TextStream | None = None
+
+    def encode(self, wire: Wire) -> bytes:
+        """As it leaves."""
+        return workflow.with_id(self.position, self.frame) if wire.ids else self.frame
+
+
+@dataclass(slots=True)
+class TokenItem:
+    """One piece of text. `offset`: the characters before it."""
+
+    stream: TextStream
+    raw: bytes
+    offset: int
+
+    def encode(self, wire: Wire) -> bytes:
+        """As it leaves."""
+        if wire.offsets:
+            return workflow.placed_token(self.stream.head, self.raw, self.offset)
+        return workflow.token(self.stream.head, self.raw)
+
+
+Item: TypeAlias = FrameItem | TokenItem
+
+
+class Group:
+    """Items that leave in one write.
+
+    Attributes:
+        last: the position of its last frame, 0 if it has none.
+    """
+
+    __slots__ = ("_encoded", "items", "last")
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.items = items
+        frames = (item.position for item in reversed(items) if isinstance(item, FrameItem))
+        self.last = next(frames, 0)
+        self._encoded: dict[Wire, bytes] = {}
+
+    def encoded(self, wire: Wire) -> bytes:
+        """Return the bytes for one wire."""
+        data = self._encoded.get(wire)
+        if data is None:
+            data = self._encoded[wire] = b"".join([item.encode(wire) for item in self.items])
+        return data
+
+    def __len__(self) -> int:
+        return len(self.items)

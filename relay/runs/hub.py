@@ -1,0 +1,124 @@
+"""The live end of one run: its open texts, and whoever follows it now. [pure]
+
+Rules W2.6, J2.1, J2.2. Everything that becomes visible goes through here, in order. What came in
+one turn of the loop leaves in one write for each follower; `schedule` asks for that turn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from encoders.workflow import TEXT_ENDS
+from relay.runs.groups import FrameItem, Group, TextStream, TokenItem
+from relay.runs.lane import CommittedFrame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from relay.runs.groups import Item
+    from relay.runs.lane import Leaving
+
+
+class Listener(Protocol):
+    """One who follows a run live."""
+
+    def offer(self, group: Group) -> None:
+        """Take the next items. Must not block nor raise."""
+
+    def over(self) -> None:
+        """Nothing more comes from this hub."""
+
+
+class Hub:
+    """Where one run becomes visible.
+
+    Args:
+        head: the position of the newest frame that is visible already.
+        schedule: has `flush` called soon.
+    """
+
+    def __init__(self, head: int, schedule: Callable[[Callable[[], None]], object]) -> None:
+        self._head = head
+        self._schedule = schedule
+        self._listeners: dict[Listener, None] = {}
+        self._streams: dict[str, TextStream] = {}
+        self._items: list[Item] = []
+        self._closed = False
+        self.complete = False  # the leg has ended, and all of it was shown
+
+    @property
+    def head(self) -> int:
+        """The position of the newest frame that listeners have."""
+        return self._head
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more comes."""
+        return self._closed
+
+    @property
+    def streams(self) -> Mapping[str, TextStream]:
+        """The texts that are open, by task id."""
+        return self._streams
+
+    @property
+    def listeners(self) -> int:
+        """How many follow."""
+        return len(self._listeners)
+
+    def publish(self, leaving: list[Leaving]) -> None:
+        """Make items visible."""
+        if not leaving or self._closed:
+            return
+        if not self._items:
+            self._schedule(self.flush)
+        for item in leaving:
+            if isinstance(item, CommittedFrame):
+                event = item.event
+                self._head = item.position
+                ended: TextStream | None = None
+                if event.task_id:
+                    if event.name == "streaming_started":
+                        self._streams[event.task_id] = TextStream(event.task_id, item.position)
+                    elif event.name in TEXT_ENDS:
+                        ended = self._streams.pop(event.task_id, None)
+                self._items.append(FrameItem(item.position, event.frame, ended))
+                continue
+            stream = self._streams.get(item.task_id)
+            if stream is not None:
+                self._items.append(TokenItem(stream, item.raw, stream.chars))
+                stream.add(item.raw, item.chars)
+
+    def flush(self) -> None:
+        """Send what has become visible since the last time."""
+        if not self._items:
+            return
+        group = Group(self._items)
+        self._items = []
+        for listener in [*self._listeners]:
+            listener.offer(group)
+
+    def join(self, listener: Listener) -> None:
+        """Follow from here: what is visible now is not offered any more."""
+        self.flush()
+        self._listeners[listener] = None
+
+    def leave(self, listener: Listener) -> None:
+        """Stop following. Idempotent."""
+        self._listeners.pop(listener, None)
+
+    def close(self, *, complete: bool) -> None:
+        """Nothing more comes from here. Idempotent.
+
+        Args:
+            complete: whether the leg has ended and all of it was shown; if not, the run is
+                somebody else's now, and its followers find it in the journal.
+        """
+        if self._closed:
+            return
+        self.flush()
+        self._closed = True
+        self.complete = complete
+        for listener in [*self._listeners]:
+            listener.over()
+        self._listeners.clear()

@@ -1,0 +1,171 @@
+"""What an engine says, made durable and visible: the `Outlet` of one run (W2.1, W2.2, J1.4).
+
+One task of its own, the flusher, hands to the store whatever has gathered: frames that come while
+an append runs go in the next one together. A store that fails is tried again with the same batch,
+whose event ids make that harmless (J1.2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from encoders import workflow
+from relay.runs.lane import Lane
+from relay.stores.base import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from relay.runs.hub import Hub
+    from relay.stores.runs import Batch, RunStore
+
+_log: Final = logging.getLogger("sluicegate.runs")
+_RETRY_FIRST_S: Final = 0.05
+_RETRY_MAX_S: Final = 2.0
+
+
+class RunOutlet:
+    """See `relay.engines.base.Outlet`.
+
+    Args:
+        started_at: Unix seconds of the run's beginning, for `elapsed_ms`.
+        lost: called once, when the run turns out to be somebody else's.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        hub: Hub,
+        *,
+        execution_id: str,
+        workflow_id: str,
+        generation: int,
+        started_at: float,
+        lost: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._hub = hub
+        self._execution_id = execution_id
+        self._workflow_id = workflow_id
+        self._generation = generation
+        self._started_at = started_at
+        self._lost = lost
+        self._lane = Lane(generation)
+        self._work = asyncio.Event()
+        self._moved = asyncio.Event()  # set and replaced whenever the store has caught up a bit
+        self._closed = False
+        self._flusher = asyncio.create_task(self._flush(), name=f"journal {execution_id}")
+
+    # -- said by the engine -----------------------------------------------------------------------
+
+    def emit(
+        self, name: str, data: Mapping[str, Any], *, steps: Mapping[str, Any] | None = None
+    ) -> None:
+        if self._closed:
+            return
+        task_id = data.get("task_id")
+        self._lane.emit(
+            name, self.made(name, data), task_id if isinstance(task_id, str) else "", steps
+        )
+        self._work.set()
+
+    def frame(
+        self, name: str, frame: bytes, task_id: str = "", *, steps: Mapping[str, Any] | None = None
+    ) -> None:
+        if self._closed:
+            return
+        self._lane.emit(name, frame, task_id, steps)
+        self._work.set()
+
+    def token(self, task_id: str, raw: bytes) -> bool:
+        if self._closed:
+            return True
+        text = self._lane.token(task_id, raw)
+        if text is not None:
+            self._hub.publish([text])
+        if self._lane.has_work:
+            self._work.set()
+        return not self._lane.full
+
+    async def ready(self) -> None:
+        while self._lane.full and not self._closed:
+            await self._moved.wait()
+
+    async def settled(self) -> None:
+        while not self._lane.idle and not self._closed:
+            await self._moved.wait()
+
+    def made(self, name: str, data: Mapping[str, Any]) -> bytes:
+        """Return one frame of ours."""
+        now = time.time()
+        return workflow.frame(
+            name,
+            workflow.payload(
+                name,
+                data,
+                workflow_id=self._workflow_id,
+                execution_id=self._execution_id,
+                timestamp=timestamp(now),
+                elapsed_ms=max(0, round((now - self._started_at) * 1000)),
+            ),
+        )
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    async def close(self) -> Batch:
+        """Take nothing more; return what is not durable yet, for the terminal's transaction.
+
+        An append that runs is waited for. Not called twice.
+        """
+        self._closed = True
+        self._moved.set()
+        self._work.set()
+        await asyncio.wait({self._flusher})
+        return self._lane.take()
+
+    def publish(self, first: int) -> None:
+        """What `close` returned is durable, from this position on."""
+        self._hub.publish(self._lane.committed(first))
+
+    def abandon(self) -> None:
+        """The run goes on elsewhere: nothing more is written. Idempotent."""
+        self._closed = True
+        self._moved.set()
+        self._flusher.cancel()
+
+    # -- the flusher ----------------------------------------------------------------------------------
+
+    async def _flush(self) -> None:
+        while not self._closed:
+            await self._work.wait()
+            self._work.clear()
+            while self._lane.has_work and not self._closed:
+                first = await self._append(self._lane.take())
+                if first is None:
+                    self._closed = True
+                    self._moved.set()
+                    self._lost()
+                    return
+                self._hub.publish(self._lane.committed(first))
+                moved, self._moved = self._moved, asyncio.Event()
+                moved.set()
+
+    async def _append(self, batch: Batch) -> int | None:
+        delay_s = _RETRY_FIRST_S
+        while True:
+            try:
+                return await self._store.append(self._execution_id, self._generation, batch)
+            except StoreError as error:
+                _log.warning("run %s waits for its journal: %s", self._execution_id, error)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _RETRY_MAX_S)
+
+
+def timestamp(at: float) -> str:
+    """Unix seconds as ISO 8601 in UTC, to the millisecond."""
+    told = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+    return told.replace("+00:00", "Z")
