@@ -74,7 +74,9 @@ class Outlet(Protocol):
     bytes. After the run has ended (cancelled, lost its lease) they do nothing.
     """
 
-    def emit(self, name: str, data: Mapping[str, Any], *, steps: Mapping[str, Any] = ...) -> None:
+    def emit(
+        self, name: str, data: Mapping[str, Any], *, steps: Mapping[str, Any] | None = None
+    ) -> None:
         """Say one event of the vocabulary (W2.1); becomes one frame at the next position.
 
         Args:
@@ -83,9 +85,14 @@ class Outlet(Protocol):
                 again. Keys as in `Past.steps`.
         """
 
-    def frame(self, name: str, frame: bytes) -> None:
+    def frame(
+        self, name: str, frame: bytes, task_id: str = "", *, steps: Mapping[str, Any] | None = None
+    ) -> None:
         """Say one frame of a remote engine, byte for byte as it came (W2.1): `event:` and `data:`
         lines and the blank line.
+
+        Args:
+            task_id: its `data.task_id`, "" if it has none.
         """
 
     def token(self, task_id: str, raw: bytes) -> bool:
@@ -222,6 +229,10 @@ class Checked:
 
 class Engine(Protocol):
     """Works on documents."""
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it can take up a run whose process died (`Envelope.past`)."""
 
     def check(self, document: str | Mapping[str, Any], inputs: Mapping[str, Any]) -> Checked:
         """Look at a document before anything is started. May take tens of milliseconds.

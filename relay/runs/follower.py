@@ -89,7 +89,7 @@ class Follower:
         self._looked_up = after is None  # whether `_sent` is known
         self._joined: Hub | None = None
         self._live = False
-        self._ready = True  # the client may be sent more
+        self._ready = False  # the client may be sent more; not before `serve`
         self._over = False
         self._gone: ConnectionError | None = None
         self._wake = asyncio.Event()

@@ -101,20 +101,16 @@ class RunOutlet:
 
     def made(self, name: str, data: Mapping[str, Any]) -> bytes:
         """Return one frame of ours."""
-        now = time.time()
-        return workflow.frame(
+        return frame_of(
             name,
-            workflow.payload(
-                name,
-                data,
-                workflow_id=self._workflow_id,
-                execution_id=self._execution_id,
-                timestamp=timestamp(now),
-                elapsed_ms=max(0, round((now - self._started_at) * 1000)),
-            ),
+            data,
+            workflow_id=self._workflow_id,
+            execution_id=self._execution_id,
+            started_at=self._started_at,
+            now=time.time(),
         )
 
-    # -- the end ------------------------------------------------------------------------------------
+    # -- the end ----------------------------------------------------------------------------------
 
     async def close(self) -> Batch:
         """Take nothing more; return what is not durable yet, for the terminal's transaction.
@@ -137,22 +133,29 @@ class RunOutlet:
         self._moved.set()
         self._flusher.cancel()
 
-    # -- the flusher ----------------------------------------------------------------------------------
+    # -- the flusher ------------------------------------------------------------------------------
 
     async def _flush(self) -> None:
-        while not self._closed:
-            await self._work.wait()
-            self._work.clear()
-            while self._lane.has_work and not self._closed:
-                first = await self._append(self._lane.take())
-                if first is None:
-                    self._closed = True
-                    self._moved.set()
-                    self._lost()
-                    return
-                self._hub.publish(self._lane.committed(first))
-                moved, self._moved = self._moved, asyncio.Event()
-                moved.set()
+        try:
+            while not self._closed:
+                await self._work.wait()
+                self._work.clear()
+                while self._lane.has_work and not self._closed:
+                    first = await self._append(self._lane.take())
+                    if first is None:
+                        self._lose()
+                        return
+                    self._hub.publish(self._lane.committed(first))
+                    moved, self._moved = self._moved, asyncio.Event()
+                    moved.set()
+        except Exception:  # noqa: BLE001  the run is told, whatever it was
+            _log.exception("the journal of run %s failed", self._execution_id)
+            self._lose()
+
+    def _lose(self) -> None:
+        self._closed = True
+        self._moved.set()
+        self._lost()
 
     async def _append(self, batch: Batch) -> int | None:
         delay_s = _RETRY_FIRST_S
@@ -163,6 +166,27 @@ class RunOutlet:
                 _log.warning("run %s waits for its journal: %s", self._execution_id, error)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _RETRY_MAX_S)
+
+
+def frame_of(
+    name: str,
+    data: Mapping[str, Any],
+    *,
+    workflow_id: str,
+    execution_id: str,
+    started_at: float,
+    now: float,
+) -> bytes:
+    """Return one frame of ours (W2.1). Times are Unix seconds."""
+    payload = workflow.payload(
+        name,
+        data,
+        workflow_id=workflow_id,
+        execution_id=execution_id,
+        timestamp=timestamp(now),
+        elapsed_ms=max(0, round((now - started_at) * 1000)),
+    )
+    return workflow.frame(name, payload)
 
 
 def timestamp(at: float) -> str:

@@ -1,0 +1,281 @@
+"""One run that works in this process, from its claim to its one terminal (W2.3, J1.3).
+
+The engine works in a task of its own; what it returns becomes the terminal here. Whatever races for
+that (the end, a cancel, a timeout, another process), `RunStore.finish` decides, and who lost stays
+silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from relay.engines.base import Completed, Failed, Yielded
+from relay.errors import GatewayDraining, GatewayShutdown
+from relay.runs.lane import CommittedFrame
+from relay.runs.outlet import RunOutlet
+from relay.stores.base import StoreError
+from relay.stores.runs import Batch, JournalEvent, RunEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from relay.engines.base import Ending, Engine, Envelope, Usage
+    from relay.inflight import InFlight
+    from relay.runs.hub import Hub
+    from relay.stores.runs import RunState, RunStore
+
+_log: Final = logging.getLogger("sluicegate.runs")
+_RETRY_S: Final = 0.5
+
+
+class Run:
+    """One leg of a run.
+
+    Args:
+        hub: where it becomes visible; closed with the leg.
+        generation: under which this process owns it. slot: held for the length of the leg.
+        clock: Unix seconds.
+
+    Attributes:
+        ended: set when nothing more happens here. ending: how it ended, None if it goes on
+            elsewhere.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        engine: Engine,
+        store: RunStore,
+        hub: Hub,
+        inflight: InFlight,
+        slot: AbstractContextManager[None],
+        *,
+        generation: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.envelope = envelope
+        self.hub = hub
+        self.ended = asyncio.Event()
+        self.ending: Ending | None = None
+        self._engine = engine
+        self._store = store
+        self._inflight = inflight
+        self._slot = slot
+        self._generation = generation
+        self._clock = clock
+        self._cancelled = self._lost = self._closing = False
+        self._task: asyncio.Task[None] | None = None
+        self._work: asyncio.Task[Ending] | None = None
+        self._told: list[Callable[[], object]] = []
+        self._outlet = RunOutlet(
+            store,
+            hub,
+            execution_id=envelope.execution_id,
+            workflow_id=envelope.workflow_id,
+            generation=generation,
+            started_at=envelope.created_at,
+            lost=self._lose,
+        )
+
+    @property
+    def execution_id(self) -> str:
+        """The run's id."""
+        return self.envelope.execution_id
+
+    def on_end(self, tell: Callable[[], object]) -> None:
+        """Have `tell` called when nothing more happens here, before `ended` is set."""
+        self._told.append(tell)
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.create_task(self._main(), name=f"run {self.execution_id}")
+
+    def cancel(self) -> None:
+        """End it as cancelled, unless it has ended (W1.2). Idempotent."""
+        self._cancelled = True
+        self._stop()
+
+    def _lose(self) -> None:
+        self._lost = True
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+
+    async def park(self) -> None:
+        """Stop working on it: another process takes it up. Returns when nothing is left here."""
+        self._closing = True
+        self._stop()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def _main(self) -> None:
+        try:
+            with self._slot:
+                await self._to_its_end()
+        except Exception:  # noqa: BLE001  its clients are let go, and another process finds it
+            _log.exception("run %s failed", self.execution_id)
+            self._outlet.abandon()
+        finally:
+            self.hub.close(complete=False)  # unless it is closed
+            for tell in self._told:
+                tell()
+            self.ended.set()
+
+    async def _to_its_end(self) -> None:
+        try:
+            ending = await self._engine_s()
+        except (GatewayShutdown, GatewayDraining):
+            self._closing = True
+            ending = None
+        if self._lost:
+            _log.warning("run %s is another process's now", self.execution_id)
+            self._outlet.abandon()
+        elif ending is not None:
+            await self._end(ending)
+            if self._cancelled:
+                await self._engine.cancelled(self.execution_id)
+        else:
+            await self._give_up()
+
+    async def _engine_s(self) -> Ending | None:
+        """Let the engine work; None: it was stopped, and the run goes on elsewhere."""
+        with self._inflight.request():
+            async with self._inflight.interruptible():
+                self._work = asyncio.ensure_future(self._engine.run(self.envelope, self._outlet))
+                if self._cancelled or self._closing or self._lost:
+                    self._work.cancel()
+                try:
+                    await asyncio.wait({self._work})
+                except asyncio.CancelledError:  # the end of a grace
+                    self._work.cancel()
+                    await asyncio.wait({self._work})
+                    raise
+        work = self._work
+        if work.cancelled():
+            if self._cancelled and not self._lost:
+                return Failed(code="cancelled", message="the run was cancelled")
+            return None
+        bug = work.exception()
+        if bug is None:
+            return work.result()
+        if isinstance(bug, GatewayShutdown):
+            raise bug
+        _log.error("the engine failed in run %s", self.execution_id, exc_info=bug)
+        return Failed(
+            code="engine_error", message="the engine failed; the gateway's operator can see why"
+        )
+
+    async def _give_up(self) -> None:
+        """Make durable what was said; the row is given up by the service."""
+        batch = await self._outlet.close()
+        first = await self._patiently(
+            lambda: self._store.append(self.execution_id, self._generation, batch)
+        )
+        if first is not None:
+            self._outlet.publish(first)
+
+    async def _end(self, ending: Ending) -> None:
+        batch = await self._outlet.close()
+        terminal = [
+            JournalEvent(event_id=f"{self._generation}.{name}", name=name, frame=frame)
+            for name, frame in self._last_frames(ending)
+        ]
+        whole = Batch(events=[*batch.events, *terminal], texts=batch.texts, steps=batch.steps)
+        end = _row_end(ending, self._clock(), self._summary(ending))
+        first = await self._patiently(
+            lambda: self._store.finish(self.execution_id, self._generation, whole, end)
+        )
+        if first is None:
+            _log.info("run %s was ended by another", self.execution_id)
+            return
+        self._outlet.publish(first)
+        at = first + len(batch.events)
+        self.hub.publish([CommittedFrame(at + n, event) for n, event in enumerate(terminal)])
+        self.ending = ending
+        self.hub.close(complete=True)
+
+    async def _patiently(self, write: Callable[[], Any]) -> int | None:
+        while True:
+            try:
+                done: int | None = await write()
+            except StoreError as error:
+                _log.warning("run %s waits for its store: %s", self.execution_id, error)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return done
+
+    def _last_frames(self, ending: Ending) -> list[tuple[str, bytes]]:
+        if not isinstance(ending, Yielded) and ending.verbatim is not None:
+            outcome, result = ending.verbatim
+            name = "workflow_completed" if isinstance(ending, Completed) else "workflow_error"
+            return [(name, outcome), ("workflow_result", result)]
+        return [
+            (name, self._outlet.made(name, data))
+            for name, data in last_events(ending, self.execution_id, self._summary(ending))
+        ]
+
+    def _summary(self, ending: Ending) -> dict[str, Any]:
+        duration_ms = max(0, round((self._clock() - self.envelope.created_at) * 1000))
+        return summary_of(ending.summary, ending.usage, duration_ms)
+
+
+def summary_of(counts: Any, usage: Usage, duration_ms: int) -> dict[str, Any]:
+    """Return an `execution_summary`."""
+    return {
+        **{name: counts.get(name, 0) for name in ("tasks", "completed", "failed", "skipped")},
+        "duration_ms": duration_ms,
+        "usage": usage.document(),
+    }
+
+
+def last_events(
+    ending: Ending, execution_id: str, summary: dict[str, Any]
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return the outcome and `workflow_result`, names and data (W2.3)."""
+    if isinstance(ending, Completed):
+        final = ending.final_task_id
+        result: dict[str, Any] = {"status": "completed"}
+        if final is not None:
+            result["final_task_id"] = final
+            result["result_url"] = result_url(execution_id, final)
+        outcome = {"final_task_id": final, "execution_summary": summary}
+        return [("workflow_completed", outcome), ("workflow_result", result)]
+    if isinstance(ending, Failed):
+        error = error_of(ending)
+        status = "cancelled" if ending.code == "cancelled" else "failed"
+        return [("workflow_error", {"error": error}), ("workflow_result", {"status": status})]
+    return [("workflow_result", {"status": "yielded"})]
+
+
+def error_of(failed: Failed) -> dict[str, Any]:
+    """The `error` of events and rows."""
+    error = {"code": failed.code, "message": failed.message}
+    if failed.task_id is not None:
+        error["task_id"] = failed.task_id
+    return error
+
+
+def result_url(execution_id: str, task_id: str) -> str:
+    """Where a task's output is read (W1.3)."""
+    return f"/v1/workflows/results/{execution_id}/{task_id}"
+
+
+def _row_end(ending: Ending, at: float, summary: dict[str, Any]) -> RunEnd:
+    state: RunState
+    if isinstance(ending, Completed):
+        final = ending.final_task_id
+        return RunEnd(
+            state="completed", at=at, final_task_id=final, summary=summary, usage=summary["usage"]
+        )
+    if isinstance(ending, Failed):
+        state = "cancelled" if ending.code == "cancelled" else "failed"
+        return RunEnd(
+            state=state, at=at, error=error_of(ending), summary=summary, usage=summary["usage"]
+        )
+    waits = {"task_id": ending.task_id, "prompt": ending.prompt, "schema": ending.schema}
+    return RunEnd(state="yielded", at=at, summary=summary, usage=summary["usage"], waits_for=waits)

@@ -1,0 +1,354 @@
+"""All runs of this process: begun, cancelled, answered, taken over, followed (W1, W2.5, J1.3).
+
+A run belongs to the worker that its row names, and the worker's lease says whether it lives. Every
+process looks for rows that nobody works on; what was going on in a process that died goes on in
+another, or in the same one after its restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from relay.engines.base import Envelope, Payer
+from relay.errors import RelayError
+from relay.periodic import Periodic
+from relay.runs.hub import Hub
+from relay.runs.run import Run
+from relay.runs.takeover import CANCELLED, end_row, envelope_of, hopeless
+from relay.stores.base import StoreError
+from relay.stores.runs import ENDED, Batch, NewRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from relay.engines.base import Engine, Source
+    from relay.inflight import InFlight
+    from relay.slots import Slots
+    from relay.stores.runs import RunRow, RunStore
+
+_log: Final = logging.getLogger("sluicegate.runs")
+
+CLAIM_EVERY_S: Final = 2.0
+CANCELS_EVERY_S: Final = 0.5
+TOUCH_EVERY_S: Final = 60.0
+RETIRE_EVERY_S: Final = 3600.0
+_CLAIMS: Final = 32
+_RETIRED_AT_ONCE: Final = 50
+_STOP_S: Final = 5.0
+_DAY_S: Final = 86_400.0
+
+
+class RunsFull(RelayError):
+    """This process works on as many runs as it may."""
+
+    status = 503
+    code = "overloaded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What a run begins with; its document was checked.
+
+    Attributes:
+        max_concurrent: of its org: a run holds one of its slots until it ends.
+    """
+
+    execution_id: str
+    workflow_id: str
+    name: str
+    document: str | Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    source: Source
+    payer: Payer
+    plane: str
+    max_concurrent: int | None = None
+
+
+class RunService:
+    """See the module.
+
+    Args:
+        engines: by plane. owner: names this worker in rows, as in its lease.
+        orphan_after_s: silence of a row that makes it an orphan (W2.5).
+        retention_days: of journals and outputs. runs_max: at once in this process.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        engines: Mapping[str, Engine],
+        inflight: InFlight,
+        slots: Slots,
+        *,
+        owner: str,
+        orphan_after_s: float,
+        retention_days: float,
+        runs_max: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self._engines = engines
+        self._inflight = inflight
+        self._slots = slots
+        self._owner = owner
+        self._orphan_after_s = orphan_after_s
+        self._retention_s = retention_days * _DAY_S
+        self._runs_max = runs_max
+        self._clock = clock
+        self._runs: dict[str, Run] = {}
+        self._beginning: set[asyncio.Task[Run]] = set()
+        self._periodic = (
+            Periodic("take over runs", self._claim, CLAIM_EVERY_S, at_once=True),
+            Periodic("look for cancels", self._obey, CANCELS_EVERY_S),
+            Periodic("touch runs", self._touch, min(TOUCH_EVERY_S, orphan_after_s / 5)),
+            Periodic("retire runs", self._retire, RETIRE_EVERY_S, at_once=True),
+        )
+
+    @property
+    def running(self) -> int:
+        """Runs that work in this process."""
+        return len(self._runs)
+
+    def engine(self, plane: str) -> Engine:
+        """The engine of a plane."""
+        return self._engines[plane]
+
+    def local(self, execution_id: str) -> Run | None:
+        """Return a run that works in this process."""
+        return self._runs.get(execution_id)
+
+    def hub(self, execution_id: str) -> Hub | None:
+        """Return the live end of a run that works in this process."""
+        run = self._runs.get(execution_id)
+        return run.hub if run is not None else None
+
+    async def start(self) -> None:
+        """Begin; the store is open and the lease of this worker is taken."""
+        for periodic in self._periodic:
+            periodic.start()
+
+    async def close(self) -> None:
+        """Park what still runs, and give it up. Comes before the lease is given up."""
+        for periodic in self._periodic:
+            await periodic.close()
+        if self._beginning:
+            await asyncio.wait(self._beginning)
+        parked = [asyncio.ensure_future(run.park()) for run in self._runs.values()]
+        if parked:
+            _, late = await asyncio.wait(parked, timeout=_STOP_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*parked, return_exceptions=True)
+        await self.store.release_runs(self._owner)
+        for engine in {id(engine): engine for engine in self._engines.values()}.values():
+            await engine.close()
+
+    # -- begin, answer, cancel -------------------------------------------------------------------
+
+    async def begin(self, beginning: Beginning, on_hub: Callable[[Hub], None]) -> Run:
+        """Store a run and start it. One whose caller is cancelled meanwhile begins all the same.
+
+        Args:
+            on_hub: called before anything is said, to follow from the first frame (B92).
+
+        Raises:
+            RunsFull, ConcurrencyExceeded: nothing was started. StoreError: likewise.
+        """
+        slot = self._slot(beginning.payer, beginning.execution_id, beginning.max_concurrent)
+        return await self._owned(self._begin(beginning, on_hub, slot))
+
+    async def _owned(self, work: Any) -> Run:
+        task: asyncio.Task[Run] = asyncio.ensure_future(work)
+        self._beginning.add(task)
+        task.add_done_callback(self._begun)
+        return await asyncio.shield(task)
+
+    def _begun(self, task: asyncio.Task[Run]) -> None:
+        self._beginning.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may be gone
+
+    def _slot(self, payer: Payer, execution_id: str, limit: int | None) -> ExitStack:
+        """Take one of the org's slots; whoever gets the stack closes it (M1.2)."""
+        if len(self._runs) >= self._runs_max:
+            raise RunsFull(f"all {self._runs_max} runs of this gateway are in use", retry_after_s=5)
+        slot = ExitStack()
+        slot.enter_context(self._slots.hold(payer.org, execution_id, limit))
+        return slot
+
+    async def _begin(
+        self,
+        beginning: Beginning,
+        on_hub: Callable[[Hub], None],
+        slot: ExitStack,
+    ) -> Run:
+        now = self._clock()
+        payer = beginning.payer
+        new = NewRun(
+            execution_id=beginning.execution_id,
+            workflow_id=beginning.workflow_id,
+            org=payer.org,
+            key_id=payer.key_id,
+            trial=payer.trial,
+            plane=beginning.plane,
+            name=beginning.name,
+            source=beginning.source,
+            document=beginning.document,
+            inputs=beginning.inputs,
+            owner=self._owner,
+            created_at=now,
+        )
+        try:
+            await self.store.create_run(new, Batch())
+        except BaseException:
+            slot.close()
+            raise
+        envelope = Envelope(
+            execution_id=beginning.execution_id,
+            workflow_id=beginning.workflow_id,
+            document=beginning.document,
+            inputs=beginning.inputs,
+            source=beginning.source,
+            payer=payer,
+            created_at=now,
+            plane=beginning.plane,
+        )
+        return self._start(envelope, head=0, generation=1, slot=slot, on_hub=on_hub)
+
+    async def resume(
+        self,
+        row: RunRow,
+        answer: Any,
+        on_hub: Callable[[Hub], None],
+        *,
+        max_concurrent: int | None,
+    ) -> Run | None:
+        """Answer a run that waits, and start its next leg (W2.3); None if it waits no longer.
+
+        Raises:
+            RunsFull, ConcurrencyExceeded, StoreError: nothing was done.
+        """
+        payer = Payer(org=row.org, key_id=row.key_id, trial=row.trial)
+        slot = self._slot(payer, row.execution_id, max_concurrent)
+
+        async def go_on() -> Run | None:
+            try:
+                now = self._clock()
+                resumed = await self.store.resume_run(
+                    row.execution_id, owner=self._owner, answer=answer, now=now
+                )
+                if resumed is None:
+                    slot.close()
+                    return None
+                envelope = await envelope_of(self.store, resumed)
+            except BaseException:
+                slot.close()
+                raise
+            return self._start(
+                envelope,
+                head=resumed.head,
+                generation=resumed.generation,
+                slot=slot,
+                on_hub=on_hub,
+            )
+
+        return await self._owned(go_on())
+
+    def _start(
+        self,
+        envelope: Envelope,
+        *,
+        head: int,
+        generation: int,
+        slot: ExitStack,
+        on_hub: Callable[[Hub], None] | None = None,
+    ) -> Run:
+        hub = Hub(head, asyncio.get_running_loop().call_soon)
+        run = Run(
+            envelope,
+            self._engines[envelope.plane],
+            self.store,
+            hub,
+            self._inflight,
+            slot,
+            generation=generation,
+            clock=self._clock,
+        )
+        self._runs[envelope.execution_id] = run
+        run.on_end(lambda: self._runs.pop(envelope.execution_id, None))
+        if on_hub is not None:
+            on_hub(hub)
+        run.start()
+        return run
+
+    async def cancel(self, row: RunRow) -> RunRow | None:
+        """Ask for the end of a run; return its row afterwards (W1.2). Idempotent.
+
+        A run of this process has ended when this returns, one of another process soon.
+        """
+        asked = await self.store.request_cancel(row.execution_id, self._clock())
+        if asked is None or asked.state in ENDED:
+            return asked
+        run = self._runs.get(row.execution_id)
+        if run is not None:
+            run.cancel()
+            await run.ended.wait()
+        elif asked.state == "yielded":
+            await end_row(self.store, asked, CANCELLED, self._clock())
+        return await self.store.get_run(row.execution_id)
+
+    # -- runs that nobody works on ---------------------------------------------------------------
+
+    async def _claim(self) -> None:
+        room = self._runs_max - len(self._runs)
+        if self._inflight.draining or room <= 0:
+            return
+        now = self._clock()
+        rows = await self.store.claim_runs(
+            self._owner,
+            now=now,
+            stale_before=now - self._orphan_after_s,
+            limit=min(room, _CLAIMS),
+        )
+        for row in rows:
+            try:
+                await self._take_up(row)
+            except StoreError:  # it is found again when it is stale
+                _log.exception("run %s could not be taken up", row.execution_id)
+
+    async def _take_up(self, row: RunRow) -> None:
+        old = self._runs.get(row.execution_id)
+        if old is not None:  # it stands still here; its generation is over
+            await old.park()
+        failed = hopeless(row, self._engines.get(row.plane))
+        if failed is not None:
+            _log.warning("run %s is ended: %s", row.execution_id, failed.message)
+            await end_row(self.store, row, failed, self._clock())
+            return
+        _log.warning("run %s was left by its process; it goes on here", row.execution_id)
+        envelope = await envelope_of(self.store, row)
+        slot = ExitStack()
+        slot.enter_context(self._slots.hold(row.org, row.execution_id, None))
+        self._start(envelope, head=row.head, generation=row.generation, slot=slot)
+
+    async def _obey(self) -> None:
+        if not self._runs:
+            return
+        for execution_id in await self.store.cancels_of(self._owner):
+            run = self._runs.get(execution_id)
+            if run is not None:
+                run.cancel()
+
+    async def _touch(self) -> None:
+        if self._runs:
+            await self.store.touch_runs(self._owner, self._clock())
+
+    async def _retire(self) -> None:
+        before = self._clock() - self._retention_s
+        while await self.store.retire_runs(before, _RETIRED_AT_ONCE):
+            pass  # a part at a time, so that others have their turn at the database

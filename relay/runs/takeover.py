@@ -1,0 +1,85 @@
+"""Runs that nobody works on: what they have behind them, or how they are ended (W2.5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from relay.engines.base import Envelope, Failed, Payer, Usage
+from relay.runs.outlet import frame_of
+from relay.runs.past import past_of
+from relay.runs.run import error_of, last_events, summary_of
+from relay.stores.runs import Batch, JournalEvent, RunEnd
+
+if TYPE_CHECKING:
+    from relay.engines.base import Engine
+    from relay.stores.runs import RunRow, RunStore
+
+ATTEMPTS_MAX: Final = 5  # claims of one run: one that kills its process every time ends some day
+CANCELLED: Final = Failed(code="cancelled", message="the run was cancelled")
+
+
+def hopeless(row: RunRow, engine: Engine | None) -> Failed | None:
+    """Why a run that was left by its process is not taken up again; None if it is."""
+    if row.cancel_requested:
+        return CANCELLED
+    if engine is None or not engine.resumes:
+        return Failed(
+            code="orphaned",
+            message="the gateway process that worked on this run is gone, and its engine cannot "
+            "take it up again",
+        )
+    if row.attempts > ATTEMPTS_MAX:
+        return Failed(
+            code="orphaned",
+            message=f"{ATTEMPTS_MAX} gateway processes were lost while they worked on this run; "
+            "it is not tried again",
+        )
+    return None
+
+
+async def envelope_of(store: RunStore, row: RunRow) -> Envelope:
+    """Return a run as an engine goes on with it."""
+    events = await store.outline(row.execution_id)
+    steps = await store.steps(row.execution_id)
+    return Envelope(
+        execution_id=row.execution_id,
+        workflow_id=row.workflow_id,
+        document=row.document,
+        inputs=row.inputs,
+        source=row.source,  # type: ignore[arg-type]  # stored as it was given
+        payer=Payer(org=row.org, key_id=row.key_id, trial=row.trial),
+        created_at=row.created_at,
+        plane=row.plane,
+        past=past_of(events, steps, row.answers),
+    )
+
+
+async def end_row(store: RunStore, row: RunRow, failed: Failed, now: float) -> None:
+    """End a run that nobody works on; nothing if another was faster."""
+    summary = summary_of(row.summary or {}, Usage(), max(0, round((now - row.created_at) * 1000)))
+    if row.usage:
+        summary["usage"] = row.usage
+    events = [
+        JournalEvent(
+            event_id=f"{row.generation}.end.{name}",
+            name=name,
+            frame=frame_of(
+                name,
+                data,
+                workflow_id=row.workflow_id,
+                execution_id=row.execution_id,
+                started_at=row.created_at,
+                now=now,
+            ),
+        )
+        for name, data in last_events(failed, row.execution_id, summary)
+    ]
+    end = RunEnd(
+        state="cancelled" if failed.code == "cancelled" else "failed",
+        at=now,
+        error=error_of(failed),
+        summary=summary,
+        usage=summary["usage"],
+    )
+    generation = None if row.state == "yielded" else row.generation
+    await store.finish(row.execution_id, generation, Batch(events=events), end)
