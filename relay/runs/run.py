@@ -51,7 +51,7 @@ class Run:
         store: RunStore,
         hub: Hub,
         inflight: InFlight,
-        slot: AbstractContextManager[None],
+        slot: AbstractContextManager[object],
         *,
         generation: int,
         clock: Callable[[], float],
