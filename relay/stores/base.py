@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from relay.money import Hold, Progress, Settlement
+    from relay.stores.runs import RunStore
 
 KeyStatus = Literal["active", "suspended", "revoked"]
 NoticeOf: TypeAlias = "Callable[[Settlement], Notice]"
@@ -128,6 +129,10 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Finish what was accepted, then free everything. Idempotent."""
+
+    @property
+    def runs(self) -> RunStore:
+        """The runs of this database; usable while the store is open."""
 
     # -- orgs and keys ------------------------------------------------------------------------
 

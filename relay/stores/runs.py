@@ -33,6 +33,7 @@ class JournalEvent:
         event_id: its identity; appended twice it is one event (J1.2). name: of the event.
         task_id: whose event it is, "" if nobody's.
         frame: the bytes as they leave: `event:` and `data:` lines and the blank line, no `id:`.
+        task_id: of every event that has one: which text begins and ends where is told by it.
     """
 
     event_id: str
@@ -56,9 +57,10 @@ class TextPiece:
     """A checkpoint of a task's text (J1.4).
 
     Attributes:
-        event_id: of the `streaming_started` event that this text follows: in the journal already,
-            or in the same append. task_id: whose text.
-        offset: characters before it; pieces are stored in order and without gap.
+        event_id: of the `streaming_started` event of this task that this text follows: in the
+            journal already, or in the same append; else StoreError. task_id: whose text.
+        offset: characters before it; pieces are stored in order. One that is there already writes
+            nothing; a gap is a StoreError.
         raw: what stands between the quotes of a JSON string. chars: its characters.
     """
 
@@ -71,7 +73,7 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredText:
-    """A task's text so far, after the `streaming_started` at `position`."""
+    """A task's text so far, after the `streaming_started` at `position`; never empty."""
 
     position: int
     task_id: str
@@ -119,7 +121,7 @@ class RunRow:
     Attributes:
         head: the position of its newest event, 0 if none.
         owner: the worker that owns it, "" if nobody does.
-        attempts: how often it was claimed, its start included.
+        attempts: how often it was claimed, its start included, answers to its yields not.
         cancel_requested: a client asked for its end.
         final_task_id, error, summary, usage, finished_at: of its newest terminal or yield.
         answers: answers to its yields by task id. waits_for: the yield that waits
@@ -278,8 +280,9 @@ class RunStore(Protocol):
         """Texts that follow a `streaming_started` at these positions (inclusive), by position."""
 
     async def open_texts(self, execution_id: str, *, at: int) -> list[StoredText]:
-        """Texts of streams that are open at position `at`: `streaming_started` at or before it, and
-        no `streaming_completed`, `task_completed` or `task_error` of that task after it up to `at`.
+        """Texts of streams that are open at position `at`, by position: `streaming_started` at or
+        before it, and no `streaming_completed`, `task_completed`, `task_error` or other
+        `streaming_started` of that task after it up to `at`. Whole as they are now, not as at `at`.
         """
 
     async def steps(self, execution_id: str) -> dict[str, Any]:

@@ -156,7 +156,112 @@ CREATE INDEX decision_answers_by_time ON decision_keys (until) WHERE answer IS N
 CREATE INDEX decision_keys_by_time ON decision_keys (forget_at);
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _DECISION_STREAMS, _DECISION_KEYS)
+_RUNS: Final = """
+CREATE TABLE workflows (
+    seq        INTEGER PRIMARY KEY,
+    org        TEXT NOT NULL,
+    id         TEXT NOT NULL,
+    name       TEXT NOT NULL,
+    document   TEXT NOT NULL,  -- JSON
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL,
+    UNIQUE (org, id)
+) STRICT;
+
+-- A journal is named by its stream, `run/<execution_id>`.
+CREATE TABLE journals (
+    id     INTEGER PRIMARY KEY,
+    stream TEXT NOT NULL UNIQUE,
+    head   INTEGER NOT NULL,  -- the newest position, 0 if there is none
+    oldest INTEGER NOT NULL   -- the oldest position that is kept, head + 1 if none is
+) STRICT;
+
+CREATE TABLE events (
+    journal  INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    event_id TEXT NOT NULL,
+    name     TEXT NOT NULL,
+    frame    BLOB NOT NULL,
+    PRIMARY KEY (journal, position),
+    UNIQUE (journal, event_id)
+) STRICT, WITHOUT ROWID;
+
+-- One row for each `streaming_started`, at its position.
+CREATE TABLE text_streams (
+    journal   INTEGER NOT NULL,
+    position  INTEGER NOT NULL,
+    task_id   TEXT NOT NULL,
+    open_from INTEGER NOT NULL,  -- the first of the streams that were open then, itself included
+    ended_at  INTEGER,           -- the position of the event that ended it, NULL while it is open
+    PRIMARY KEY (journal, position)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX open_text_streams ON text_streams (journal, task_id) WHERE ended_at IS NULL;
+
+-- Checkpoints of a stream's text.
+CREATE TABLE texts (
+    journal  INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    start    INTEGER NOT NULL,  -- the characters before it
+    chars    INTEGER NOT NULL CHECK (chars > 0),
+    raw      BLOB NOT NULL,
+    PRIMARY KEY (journal, position, start)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE steps (
+    seq     INTEGER PRIMARY KEY,
+    journal INTEGER NOT NULL,
+    key     TEXT NOT NULL,
+    value   TEXT NOT NULL,  -- JSON
+    UNIQUE (journal, key)
+) STRICT;
+
+CREATE TABLE outputs (
+    seq     INTEGER PRIMARY KEY,
+    journal INTEGER NOT NULL,
+    task_id TEXT NOT NULL,
+    value   TEXT NOT NULL,  -- JSON
+    UNIQUE (journal, task_id)
+) STRICT;
+
+-- What a run was asked for is in a table of its own: SQLite writes a changed row as a whole.
+CREATE TABLE run_requests (
+    journal  INTEGER PRIMARY KEY REFERENCES journals (id),
+    document TEXT NOT NULL,  -- JSON, as all that follow
+    inputs   TEXT NOT NULL
+) STRICT;
+CREATE TABLE runs (
+    journal             INTEGER PRIMARY KEY REFERENCES journals (id),
+    execution_id        TEXT NOT NULL,
+    workflow_id         TEXT NOT NULL,
+    org                 TEXT NOT NULL,
+    key_id              TEXT NOT NULL,
+    trial               INTEGER NOT NULL CHECK (trial IN (0, 1)),
+    plane               TEXT NOT NULL,
+    name                TEXT NOT NULL,
+    source              TEXT NOT NULL,
+    state               TEXT NOT NULL
+        CHECK (state IN ('running', 'yielded', 'completed', 'failed', 'cancelled')),
+    owner               TEXT NOT NULL,
+    generation          INTEGER NOT NULL,
+    attempts            INTEGER NOT NULL,
+    cancel_requested_at REAL,
+    created_at          REAL NOT NULL,
+    updated_at          REAL NOT NULL,
+    finished_at         REAL,
+    final_task_id       TEXT,
+    error               TEXT,
+    summary             TEXT,
+    usage               TEXT,
+    answers             TEXT NOT NULL,
+    waits_for           TEXT,
+    kept_since          REAL  -- when it ended, until its journal is forgotten
+) STRICT;
+CREATE INDEX runs_by_workflow ON runs (org, workflow_id, created_at);
+CREATE INDEX runs_running ON runs (owner) WHERE state = 'running';
+CREATE INDEX runs_kept ON runs (kept_since) WHERE kept_since IS NOT NULL;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _DECISION_STREAMS, _DECISION_KEYS, _RUNS)
 
 
 def check(connection: sqlite3.Connection, path: Path) -> int:

@@ -5,6 +5,10 @@
     sqlite_operations.py  the operations: SQL on a connection
     sqlite_decision.py    those of the decision plane
     sqlite_keys.py        idempotency keys of decides
+    sqlite_run_store.py   the RunStore: as sqlite.py, for runs
+    sqlite_runs.py        its operations: rows of runs, saved workflows
+    sqlite_journal.py     journals: events, texts
+    sqlite_run_rows.py    their rows as values, and back
     sqlite_rows.py        rows as values, and back
     sqlite_file.py        the file: made, opened, its errors explained
     schema.py             the schema and its versions
@@ -23,6 +27,7 @@ from relay.stores import sqlite_decision as decision
 from relay.stores import sqlite_keys as keys
 from relay.stores import sqlite_operations as operations
 from relay.stores.sqlite_file import explain, open_for_reading, open_for_writing
+from relay.stores.sqlite_run_store import SqliteRuns
 from relay.stores.sqlite_threads import ReaderThread, WriterThread
 
 if TYPE_CHECKING:
@@ -55,6 +60,11 @@ class SqliteStore:
         told = partial(explain, path=self.path)
         self._writer = WriterThread("store-writer", partial(open_for_writing, self.path), told)
         self._reader = ReaderThread("store-reader", partial(open_for_reading, self.path), told)
+        self._runs = SqliteRuns(self._writer, self._reader)
+
+    @property
+    def runs(self) -> SqliteRuns:
+        return self._runs
 
     async def open(self) -> None:
         try:

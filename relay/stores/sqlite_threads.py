@@ -191,11 +191,17 @@ class ConnectionThread(ABC):
 
 
 class ReaderThread(ConnectionThread):
-    """Runs one operation after another, each as its own transaction."""
+    """Runs one operation after another, each in a transaction: it sees one state of the database,
+    however many statements it has.
+    """
 
     def _work(self, connection: sqlite3.Connection, batch: Sequence[_Job]) -> None:
         for job in batch:
-            self._attempt(connection, job)
+            connection.execute("BEGIN")
+            try:
+                self._attempt(connection, job)
+            finally:
+                roll_back(connection)
 
 
 class WriterThread(ConnectionThread):

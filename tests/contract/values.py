@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from relay.money import Hold, Progress, Settlement, Source
 from relay.stores.base import Notice, Org, StoredKey
+from relay.stores.runs import Batch, JournalEvent, NewRun, RunEnd, TextPiece
 
 if TYPE_CHECKING:
     from relay.stores.base import Store
@@ -94,3 +95,40 @@ async def balance(store: Store, org: str = "acme") -> int | None:
 async def held(store: Store) -> list[str]:
     """The requests with an open hold, oldest first."""
     return [h.request_id for h in await store.open_holds()]
+
+
+def new_run(execution_id: str = "e1", **fields: Any) -> NewRun:
+    values: dict[str, Any] = {
+        "execution_id": execution_id,
+        "workflow_id": "wf_1",
+        "org": "acme",
+        "key_id": "key_a",
+        "trial": False,
+        "plane": "workflows",
+        "name": "triage",
+        "source": "inline",
+        "document": "workflow:\n  name: triage\n",
+        "inputs": {"ticket": "late"},
+        "owner": "worker_1",
+        "created_at": NOW,
+    }
+    return NewRun(**values | fields)
+
+
+def event(event_id: str, name: str = "heartbeat", task_id: str = "") -> JournalEvent:
+    frame = f'event: {name}\ndata: {{"of":"{event_id}"}}\n\n'.encode(errors="replace")
+    return JournalEvent(event_id=event_id, name=name, frame=frame, task_id=task_id)
+
+
+def events(*event_ids: str) -> Batch:
+    return Batch(events=[event(event_id) for event_id in event_ids])
+
+
+def piece(event_id: str, offset: int, raw: bytes, task_id: str = "t1") -> TextPiece:
+    return TextPiece(
+        event_id=event_id, task_id=task_id, offset=offset, raw=raw, chars=len(raw.decode())
+    )
+
+
+def run_end(state: Any = "completed", at: float = NOW + 9, **fields: Any) -> RunEnd:
+    return RunEnd(state=state, at=at, **fields)

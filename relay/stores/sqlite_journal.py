@@ -1,0 +1,256 @@
+"""Journals, as functions of an SQLite connection (J1.1, J1.2, J1.4).
+
+A journal is known here by the number of its row; who may write to it is decided in `sqlite_runs`.
+Every statement seeks by a key that begins with that number: what one costs does not depend on what
+lies before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from encoders.json_text import dumps
+from relay.stores.base import StoreError
+from relay.stores.runs import JournalPage, StoredEvent, StoredText
+from relay.stores.sqlite_rows import text
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from relay.stores.runs import Batch, JournalEvent, TextPiece
+
+_STARTS: Final = "streaming_started"
+_ENDS: Final = frozenset({_STARTS, "streaming_completed", "task_completed", "task_error"})
+
+
+class Journal(NamedTuple):
+    """A journal's row."""
+
+    id: int
+    head: int
+    oldest: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRows:
+    """A batch as it is written; made in its caller's thread, so that it is what it was then."""
+
+    events: tuple[JournalEvent, ...]
+    texts: tuple[TextPiece, ...]
+    steps: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+
+
+def rows_of(batch: Batch) -> BatchRows:
+    """Return a batch as rows.
+
+    Raises:
+        ValueError, TypeError: a step or an output is no JSON value.
+    """
+    return BatchRows(
+        tuple(batch.events), tuple(batch.texts), _encoded(batch.steps), _encoded(batch.outputs)
+    )
+
+
+def _encoded(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((text(key), dumps(value).decode()) for key, value in values.items())
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def create_journal(connection: sqlite3.Connection, stream: str) -> Journal:
+    """Begin a journal.
+
+    Raises:
+        sqlite3.IntegrityError: there is one of this name.
+    """
+    made = connection.execute(
+        "INSERT INTO journals (stream, head, oldest) VALUES (?, 0, 1)", (stream,)
+    )
+    assert made.lastrowid is not None
+    return Journal(made.lastrowid, 0, 1)
+
+
+def append(connection: sqlite3.Connection, journal: Journal, rows: BatchRows) -> int:
+    """Write a batch; return the position of its first event, the head if it has none.
+
+    Raises:
+        StoreError: a text has no stream, or a gap.
+    """
+    positions = _append_events(connection, journal, rows.events) if rows.events else []
+    for piece in rows.texts:
+        _append_text(connection, journal.id, piece)
+    connection.executemany(
+        "INSERT INTO steps (journal, key, value) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+        [(journal.id, key, value) for key, value in rows.steps],
+    )
+    connection.executemany(
+        """INSERT INTO outputs (journal, task_id, value) VALUES (?, ?, ?)
+           ON CONFLICT (journal, task_id) DO UPDATE SET value = excluded.value""",
+        [(journal.id, task_id, value) for task_id, value in rows.outputs],
+    )
+    return positions[0] if positions else journal.head
+
+
+def _append_events(
+    connection: sqlite3.Connection, journal: Journal, events: Sequence[JournalEvent]
+) -> list[int]:
+    head = journal.head
+    positions: list[int] = []
+    for event in events:
+        event_id = text(event.event_id)
+        added = connection.execute(
+            "INSERT INTO events (journal, position, event_id, name, frame) VALUES (?, ?, ?, ?, ?)"
+            " ON CONFLICT (journal, event_id) DO NOTHING",
+            (journal.id, head + 1, event_id, text(event.name), event.frame),
+        )
+        if added.rowcount < 1:
+            positions.append(_position_of(connection, journal.id, event_id))
+            continue
+        head += 1
+        positions.append(head)
+        if event.task_id and event.name in _ENDS:
+            _mark_stream(connection, journal.id, head, event)
+    if head != journal.head:
+        connection.execute("UPDATE journals SET head = ? WHERE id = ?", (head, journal.id))
+    return positions
+
+
+def _position_of(connection: sqlite3.Connection, journal: int, event_id: str) -> int:
+    (position,) = connection.execute(
+        "SELECT position FROM events WHERE journal = ? AND event_id = ?", (journal, event_id)
+    ).fetchone()
+    return int(position)
+
+
+def _mark_stream(
+    connection: sqlite3.Connection, journal: int, position: int, event: JournalEvent
+) -> None:
+    """End the task's open stream, and begin one if the event does."""
+    task_id = text(event.task_id)
+    connection.execute(
+        """UPDATE text_streams SET ended_at = ?
+           WHERE journal = ? AND task_id = ? AND ended_at IS NULL""",
+        (position, journal, task_id),
+    )
+    if event.name == _STARTS:
+        connection.execute(
+            """INSERT INTO text_streams (journal, position, task_id, open_from)
+               SELECT ?1, ?2, ?3, coalesce(min(position), ?2) FROM text_streams
+               WHERE journal = ?1 AND ended_at IS NULL""",
+            (journal, position, task_id),
+        )
+
+
+def _append_text(connection: sqlite3.Connection, journal: int, piece: TextPiece) -> None:
+    if not piece.raw and not piece.chars:
+        return
+    stream = connection.execute(
+        """SELECT position FROM text_streams WHERE journal = ?1 AND task_id = ?3 AND position =
+           (SELECT position FROM events WHERE journal = ?1 AND event_id = ?2)""",
+        (journal, text(piece.event_id), text(piece.task_id)),
+    ).fetchone()
+    if stream is None:
+        raise StoreError(f"the text of {piece.task_id!r} follows no `{_STARTS}` of its journal")
+    last = connection.execute(
+        """SELECT start + chars FROM texts WHERE journal = ? AND position = ?
+           ORDER BY start DESC LIMIT 1""",
+        (journal, *stream),
+    ).fetchone()
+    stored = last[0] if last else 0
+    if piece.offset + piece.chars <= stored:
+        return  # said again
+    if piece.offset != stored:
+        raise StoreError(
+            f"a piece of the text of {piece.task_id!r} begins at {piece.offset}, not at {stored}"
+        )
+    connection.execute(
+        "INSERT INTO texts (journal, position, start, chars, raw) VALUES (?, ?, ?, ?, ?)",
+        (journal, *stream, stored, piece.chars, piece.raw),
+    )
+
+
+def forget(connection: sqlite3.Connection, journal: Journal) -> None:
+    """Delete all that a journal holds; its positions are not given out again."""
+    for table in ("events", "text_streams", "texts", "steps", "outputs"):
+        connection.execute(f"DELETE FROM {table} WHERE journal = ?", (journal.id,))
+    connection.execute("UPDATE journals SET oldest = head + 1 WHERE id = ?", (journal.id,))
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def find_journal(connection: sqlite3.Connection, stream: str) -> Journal | None:
+    row = connection.execute(
+        "SELECT id, head, oldest FROM journals WHERE stream = ?", (stream,)
+    ).fetchone()
+    return Journal(*row) if row else None
+
+
+def read(
+    connection: sqlite3.Connection, journal: Journal, *, after: int, limit: int
+) -> JournalPage:
+    rows = connection.execute(
+        """SELECT position, name, frame FROM events WHERE journal = ? AND position > ?
+           ORDER BY position LIMIT ?""",
+        (journal.id, after, limit),
+    )
+    return JournalPage(events=_events(rows), head=journal.head, oldest=journal.oldest)
+
+
+def outline(connection: sqlite3.Connection, journal: Journal) -> list[StoredEvent]:
+    rows = connection.execute(
+        "SELECT position, name, frame FROM events WHERE journal = ? ORDER BY position",
+        (journal.id,),
+    )
+    return _events(rows)
+
+
+def _events(rows: Iterable[tuple[int, str, bytes]]) -> list[StoredEvent]:
+    return [StoredEvent(position=place, name=name, frame=frame) for place, name, frame in rows]
+
+
+# CROSS JOIN: streams outside, their pieces inside, both in the order of their keys.
+_TEXTS: Final = """
+SELECT s.position, s.task_id, t.raw, t.chars FROM text_streams AS s
+CROSS JOIN texts AS t ON t.journal = s.journal AND t.position = s.position
+WHERE s.journal = ?1 AND s.position BETWEEN {first} AND ?2 {which}
+ORDER BY s.position, t.start"""
+_TEXTS_BETWEEN: Final = _TEXTS.format(first="?3", which="")
+# What is open at a position was open already when the newest stream before it began.
+_OPEN_TEXTS: Final = _TEXTS.format(
+    first="""(
+    SELECT open_from FROM text_streams WHERE journal = ?1 AND position <= ?2
+    ORDER BY position DESC LIMIT 1
+)""",
+    which="AND (s.ended_at IS NULL OR s.ended_at > ?2)",
+)
+
+
+def texts(
+    connection: sqlite3.Connection, journal: Journal, *, first: int, last: int
+) -> list[StoredText]:
+    return _joined(connection.execute(_TEXTS_BETWEEN, (journal.id, last, first)))
+
+
+def open_texts(connection: sqlite3.Connection, journal: Journal, *, at: int) -> list[StoredText]:
+    return _joined(connection.execute(_OPEN_TEXTS, (journal.id, at)))
+
+
+def _joined(rows: Iterable[tuple[int, str, bytes, int]]) -> list[StoredText]:
+    found: list[StoredText] = []
+    for (position, task_id), group in groupby(rows, key=lambda row: row[:2]):
+        pieces = list(group)
+        found.append(
+            StoredText(
+                position=position,
+                task_id=task_id,
+                raw=b"".join(raw for _, _, raw, _ in pieces),
+                chars=sum(chars for *_, chars in pieces),
+            )
+        )
+    return found
