@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CHECKPOINT_CHARS: Final = 512
+TASK: Final = "task/"  # the step of a finished task is this and its id
 # What may wait for the store: beyond it whoever makes text is asked to wait.
 WAITING_ITEMS_MAX: Final = 1000
 WAITING_BYTES_MAX: Final = 1024 * 1024
@@ -96,6 +97,7 @@ class Lane:
         self._open: dict[str, _Open] = {}
         self._due: list[TextPiece] = []
         self._steps: dict[str, Any] = {}
+        self._outputs: dict[str, Any] = {}
 
     @property
     def full(self) -> bool:
@@ -131,7 +133,16 @@ class Lane:
         if task_id and name == "streaming_started":
             self._open[task_id] = _Open(event_id)
         if steps:
-            self._steps.update(steps)
+            self._take_steps(steps)
+
+    def _take_steps(self, steps: Mapping[str, Any]) -> None:
+        """The output of a task is stored once, where it is read by its task (W1.3)."""
+        for key, value in steps.items():
+            kept = value
+            if key.startswith(TASK) and isinstance(value, dict) and "output" in value:
+                self._outputs[key.removeprefix(TASK)] = value["output"]
+                kept = {name: part for name, part in value.items() if name != "output"}
+            self._steps[key] = kept
 
     def token(self, task_id: str, raw: bytes) -> Text | None:
         """Admit a piece of text; return it if it leaves at once.
@@ -186,7 +197,8 @@ class Lane:
         self._taken = len(events)
         texts, self._due = self._due, []
         steps, self._steps = self._steps, {}
-        return Batch(events=fresh, texts=texts, steps=steps)
+        outputs, self._outputs = self._outputs, {}
+        return Batch(events=fresh, texts=texts, steps=steps, outputs=outputs)
 
     def committed(self, first: int) -> list[Leaving]:
         """The store has done what `take` returned; return what may leave now, in order.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.engines.base import Completed, Failed, Yielded
@@ -16,7 +17,7 @@ from relay.errors import GatewayDraining, GatewayShutdown
 from relay.runs.lane import CommittedFrame
 from relay.runs.outlet import RunOutlet
 from relay.stores.base import StoreError
-from relay.stores.runs import Batch, JournalEvent, RunEnd
+from relay.stores.runs import JournalEvent, RunEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,7 +186,7 @@ class Run:
             JournalEvent(event_id=f"{self._generation}.{name}", name=name, frame=frame)
             for name, frame in self._last_frames(ending)
         ]
-        whole = Batch(events=[*batch.events, *terminal], texts=batch.texts, steps=batch.steps)
+        whole = replace(batch, events=[*batch.events, *terminal])
         end = _row_end(ending, self._clock(), self._summary(ending))
         first = await self._patiently(
             lambda: self._store.finish(self.execution_id, self._generation, whole, end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from relay.engines.base import Envelope, Failed, Payer, Usage
+from relay.runs.lane import TASK
 from relay.runs.outlet import frame_of
 from relay.runs.past import past_of
 from relay.runs.run import error_of, last_events, summary_of
@@ -41,6 +42,8 @@ async def envelope_of(store: RunStore, row: RunRow) -> Envelope:
     """Return a run as an engine goes on with it."""
     events = await store.outline(row.execution_id)
     steps = await store.steps(row.execution_id)
+    for task_id, output in (await store.outputs(row.execution_id)).items():
+        steps[TASK + task_id] = {**(steps.get(TASK + task_id) or {}), "output": output}
     return Envelope(
         execution_id=row.execution_id,
         workflow_id=row.workflow_id,

@@ -31,9 +31,9 @@ class JournalEvent:
 
     Attributes:
         event_id: its identity; appended twice it is one event (J1.2). name: of the event.
-        task_id: whose event it is, "" if nobody's.
+        task_id: of every event that has one, else "": which text begins and ends where is told by
+            it.
         frame: the bytes as they leave: `event:` and `data:` lines and the blank line, no `id:`.
-        task_id: of every event that has one: which text begins and ends where is told by it.
     """
 
     event_id: str
@@ -294,8 +294,8 @@ class RunStore(Protocol):
     async def output(self, execution_id: str, task_id: str) -> tuple[Any] | None:
         """A task's stored output in a 1-tuple, None if there is none."""
 
-    async def outputs(self, execution_id: str) -> list[str]:
-        """The ids of the tasks that have an output."""
+    async def outputs(self, execution_id: str) -> dict[str, Any]:
+        """All outputs by task id, in the order of their first append."""
 
     async def retire_runs(self, before: float, limit: int) -> int:
         """Forget events, texts, steps and outputs of runs that finished before then, at most so

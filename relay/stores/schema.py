@@ -181,6 +181,7 @@ CREATE TABLE events (
     position INTEGER NOT NULL,
     event_id TEXT NOT NULL,
     name     TEXT NOT NULL,
+    task_id  TEXT NOT NULL,  -- '' if it is nobody's
     frame    BLOB NOT NULL,
     PRIMARY KEY (journal, position),
     UNIQUE (journal, event_id)

@@ -104,9 +104,16 @@ def _append_events(
     for event in events:
         event_id = text(event.event_id)
         added = connection.execute(
-            "INSERT INTO events (journal, position, event_id, name, frame) VALUES (?, ?, ?, ?, ?)"
-            " ON CONFLICT (journal, event_id) DO NOTHING",
-            (journal.id, head + 1, event_id, text(event.name), event.frame),
+            """INSERT INTO events (journal, position, event_id, name, task_id, frame)
+               VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (journal, event_id) DO NOTHING""",
+            (
+                journal.id,
+                head + 1,
+                event_id,
+                text(event.name),
+                text(event.task_id),
+                event.frame,
+            ),
         )
         if added.rowcount < 1:
             positions.append(_position_of(connection, journal.id, event_id))
@@ -195,23 +202,30 @@ def read(
     connection: sqlite3.Connection, journal: Journal, *, after: int, limit: int
 ) -> JournalPage:
     rows = connection.execute(
-        """SELECT position, name, frame FROM events WHERE journal = ? AND position > ?
+        """SELECT position, name, task_id, frame FROM events WHERE journal = ? AND position > ?
            ORDER BY position LIMIT ?""",
         (journal.id, after, limit),
     )
-    return JournalPage(events=_events(rows), head=journal.head, oldest=journal.oldest)
+    events = _events(rows)
+    (state,) = connection.execute(
+        "SELECT state FROM runs WHERE journal = ?", (journal.id,)
+    ).fetchone()
+    return JournalPage(events=events, head=journal.head, oldest=journal.oldest, state=state)
 
 
 def outline(connection: sqlite3.Connection, journal: Journal) -> list[StoredEvent]:
     rows = connection.execute(
-        "SELECT position, name, frame FROM events WHERE journal = ? ORDER BY position",
+        "SELECT position, name, task_id, frame FROM events WHERE journal = ? ORDER BY position",
         (journal.id,),
     )
     return _events(rows)
 
 
-def _events(rows: Iterable[tuple[int, str, bytes]]) -> list[StoredEvent]:
-    return [StoredEvent(position=place, name=name, frame=frame) for place, name, frame in rows]
+def _events(rows: Iterable[tuple[int, str, str, bytes]]) -> list[StoredEvent]:
+    return [
+        StoredEvent(position=place, name=name, task_id=task_id, frame=frame)
+        for place, name, task_id, frame in rows
+    ]
 
 
 # CROSS JOIN: streams outside, their pieces inside, both in the order of their keys.

@@ -139,8 +139,8 @@ class SqliteRuns:
         output = partial(runs.output, task_id=task_id)
         return await self._reader.run(lambda c: _of(c, execution_id, output, None))
 
-    async def outputs(self, execution_id: str) -> list[str]:
-        return await self._reader.run(lambda c: _of(c, execution_id, runs.outputs, []))
+    async def outputs(self, execution_id: str) -> dict[str, Any]:
+        return await self._reader.run(lambda c: _of(c, execution_id, runs.outputs, {}))
 
     async def retire_runs(self, before: float, limit: int) -> int:
         return await self._writer.run(lambda c: runs.retire_runs(c, before, limit))

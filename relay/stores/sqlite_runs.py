@@ -273,11 +273,11 @@ def output(connection: sqlite3.Connection, journal: Journal, task_id: str) -> tu
     return (json_value(row[0]),) if row else None
 
 
-def outputs(connection: sqlite3.Connection, journal: Journal) -> list[str]:
+def outputs(connection: sqlite3.Connection, journal: Journal) -> dict[str, Any]:
     rows = connection.execute(
-        "SELECT task_id FROM outputs WHERE journal = ? ORDER BY seq", (journal.id,)
+        "SELECT task_id, value FROM outputs WHERE journal = ? ORDER BY seq", (journal.id,)
     )
-    return [task_id for (task_id,) in rows]
+    return {task_id: json_value(value) for task_id, value in rows}
 
 
 def run_journal(connection: sqlite3.Connection, execution_id: str) -> Journal | None:

@@ -23,7 +23,7 @@ STARTED = "streaming_started"
 
 
 def stored(position: int, said: JournalEvent) -> StoredEvent:
-    return StoredEvent(position=position, name=said.name, frame=said.frame)
+    return StoredEvent(position=position, name=said.name, task_id=said.task_id, frame=said.frame)
 
 
 async def frames(store: Store, *, after: int = 0, limit: int = 1000) -> Sequence[StoredEvent]:
@@ -124,7 +124,7 @@ async def test_lone_surrogates_in_names_become_replacements(store: Store) -> Non
         StoredText(position=1, task_id="t\ufffd", raw=b"abc", chars=3)
     ]
     assert await store.runs.steps("e1") == {"s\ufffd": 1}
-    assert await store.runs.outputs("e1") == ["t\ufffd"]
+    assert await store.runs.outputs("e1") == {"t\ufffd": 2}
     assert await store.runs.output("e1", "t\udc00") == (2,)
 
 

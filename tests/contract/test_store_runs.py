@@ -277,7 +277,7 @@ async def test_an_older_generation_changes_nothing(store: Store) -> None:
     row = await row_of(store)
     assert (row.state, row.head) == ("running", 1)
     assert await store.runs.steps("e1") == {}
-    assert await store.runs.outputs("e1") == []
+    assert await store.runs.outputs("e1") == {}
     assert await store.runs.append("e1", 2, events("b")) == 2
 
 
@@ -393,7 +393,7 @@ async def test_what_ended_long_ago_is_forgotten(store: Store) -> None:
         assert page is not None
         assert (len(page.events), page.head) == (kept, 2 if n == 4 else 3)
         assert page.oldest == (1 if kept else 4)
-        assert await store.runs.outputs(f"e{n}") == (["t"] if kept else [])
+        assert await store.runs.outputs(f"e{n}") == ({"t": 1} if kept else {})
         assert await store.runs.steps(f"e{n}") == ({"task/t": 1} if kept else {})
         assert len(await store.runs.outline(f"e{n}")) == kept
     assert await store.runs.finish("e0", None, NOTHING, run_end()) is None

@@ -1,0 +1,282 @@
+"""Runs over a real store: order, terminals, followers, takeovers (W2, J1.3, J1.4, J2)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from encoders.json_text import loads
+from relay.engines.base import Completed, Failed
+from relay.inflight import InFlight
+from relay.runs.follower import Follower
+from relay.runs.groups import NUMBERED, PLACED, VERBATIM
+from tests.support.running import ListSink, ScriptedEngine, beginning, done, service_over
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from relay.engines.base import Ending, Envelope, Outlet
+    from relay.runs.groups import Wire
+    from relay.runs.hub import Hub
+    from relay.runs.run import Run
+    from relay.runs.service import RunService
+
+
+async def begun(
+    service: RunService, sink: ListSink, wire: Wire = VERBATIM, **changes: Any
+) -> tuple[Run, Follower]:
+    followers: list[Follower] = []
+    start = beginning(**changes)
+
+    def on_hub(hub: Hub) -> None:
+        follower = Follower(
+            service.store,
+            start.execution_id,
+            lambda: service.hub(start.execution_id),
+            sink,
+            wire,
+            one_leg=True,
+            lag_s=0.2,
+        )
+        follower.join(hub)
+        followers.append(follower)
+
+    run = await service.begin(start, on_hub)
+    return run, followers[0]
+
+
+def attach(
+    service: RunService, execution_id: str, sink: ListSink, *, after: int = 0, **more: Any
+) -> Follower:
+    return Follower(
+        service.store,
+        execution_id,
+        lambda: service.hub(execution_id),
+        sink,
+        PLACED,
+        after=after,
+        **more,
+    )
+
+
+def text_of(sink: ListSink, task_id: str = "t1") -> str:
+    """The text since the last `streaming_started`; offsets, where they are, must be right."""
+    text = ""
+    for event in sink.events:
+        data = loads(event.data)
+        if event.event == b"streaming_started" and data["data"]["task_id"] == task_id:
+            text = ""
+        elif event.event == b"token" and data["task_id"] == task_id:
+            if "offset" in data:
+                assert data["offset"] <= len(text)
+                text = text[: data["offset"]]
+            text += data["delta"]
+    return text
+
+
+async def test_the_post_stream_has_everything_in_order(tmp_path: Path) -> None:
+    async with service_over(tmp_path / "s.db", ScriptedEngine(done)) as service:
+        sink = ListSink()
+        run, follower = await begun(service, sink)
+        await asyncio.wait_for(follower.serve(), 10)
+        assert sink.names == [
+            "workflow_started", "task_dispatched", "streaming_started", "token", "token", "token",
+            "streaming_completed", "task_completed", "workflow_completed", "workflow_result",
+        ]  # fmt: skip
+        assert b"id:" not in sink.data
+        tokens = [loads(e.data) for e in sink.events if e.event == b"token"]
+        assert all(list(token) == ["task_id", "delta"] for token in tokens)
+        assert text_of(sink) == "hello you"
+        row = await service.store.get_run(run.execution_id)
+        assert row is not None
+        assert (row.state, row.head, row.final_task_id) == ("completed", 7, "t1")
+        assert await service.store.output(run.execution_id, "t1") == ("hello you",)
+        envelope = loads(sink.events[-1].data)
+        assert list(envelope) == [
+            "workflow_id", "execution_id", "timestamp", "type", "data", "elapsed_ms",
+        ]  # fmt: skip
+        assert envelope["data"]["result_url"].endswith(f"/{run.execution_id}/t1")
+
+
+async def test_positions_are_the_count_of_engine_frames(tmp_path: Path) -> None:
+    async with service_over(tmp_path / "s.db", ScriptedEngine(done)) as service:
+        sink = ListSink()
+        _, follower = await begun(service, sink, NUMBERED)
+        await asyncio.wait_for(follower.serve(), 10)
+        ids = [line for line in sink.data.split(b"\n") if line.startswith(b"id: ")]
+        assert ids == [b"id: %d" % n for n in range(1, 8)]
+
+
+@pytest.mark.parametrize("after", range(8))
+async def test_a_run_that_has_ended_is_replayed_from_anywhere(tmp_path: Path, after: int) -> None:
+    async with service_over(tmp_path / "s.db", ScriptedEngine(done)) as service:
+        run, follower = await begun(service, ListSink())
+        await asyncio.wait_for(follower.serve(), 10)
+        sink = ListSink()
+        await asyncio.wait_for(attach(service, run.execution_id, sink, after=after).serve(), 10)
+        ids = [int(event.id) for event in sink.events if event.event != b"token"]
+        assert ids == list(range(after + 1, 8))
+        if after <= 3:
+            assert text_of(sink) == "hello you"
+            at = sink.names.index("token")
+            assert "streaming_completed" in sink.names[at:]
+            assert after >= 3 or sink.names[at - 1] == "streaming_started"
+
+
+async def test_a_follower_that_comes_in_the_middle_gets_it_all_once(tmp_path: Path) -> None:
+    go = asyncio.Event()
+
+    async def slowly(envelope: Envelope, outlet: Outlet) -> Ending:
+        outlet.emit("streaming_started", {"task_id": "t1"})
+        outlet.token("t1", b"one ")
+        await outlet.settled()
+        outlet.token("t1", b"two ")
+        await go.wait()
+        outlet.token("t1", b"three")
+        outlet.emit("task_completed", {"task_id": "t1"})
+        return Completed(final_task_id="t1", summary={})
+
+    async with service_over(tmp_path / "s.db", ScriptedEngine(slowly)) as service:
+        first = ListSink()
+        run, follower = await begun(service, first)
+        serving = asyncio.create_task(follower.serve())
+        while text_of(first) != "one two ":
+            await asyncio.sleep(0.01)
+        sinks = [ListSink() for _ in range(3)]
+        others = [
+            asyncio.create_task(attach(service, run.execution_id, sink, after=after).serve())
+            for sink, after in zip(sinks, (0, 1, 1), strict=True)
+        ]
+        while any(text_of(sink) != "one two " for sink in sinks):
+            await asyncio.sleep(0.01)
+        go.set()
+        await asyncio.wait_for(asyncio.gather(serving, *others), 10)
+        for sink, after in zip(sinks, (0, 1, 1), strict=True):
+            assert text_of(sink) == "one two three"
+            assert [int(e.id) for e in sink.events if e.event != b"token"] == [*range(after + 1, 5)]
+
+
+async def test_a_cancel_ends_it_once(tmp_path: Path) -> None:
+    hanging = asyncio.Event()
+
+    async def hang(envelope: Envelope, outlet: Outlet) -> Ending:
+        outlet.emit("workflow_started", {"inputs": {}})
+        hanging.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    engine = ScriptedEngine(hang)
+    async with service_over(tmp_path / "s.db", engine) as service:
+        sink = ListSink()
+        run, follower = await begun(service, sink)
+        await hanging.wait()
+        row = await service.store.get_run(run.execution_id)
+        assert row is not None
+        after = await service.cancel(row)
+        assert after is not None
+        assert after.state == "cancelled"
+        again = await service.cancel(row)
+        assert again is not None
+        assert again.state == "cancelled"
+        await asyncio.wait_for(follower.serve(), 10)
+        assert sink.names == ["workflow_started", "workflow_error", "workflow_result"]
+        assert loads(sink.events[1].data)["data"]["error"]["code"] == "cancelled"
+        assert engine.told == [run.execution_id]
+
+
+async def test_a_stuck_follower_is_reset_and_costs_nobody_else(tmp_path: Path) -> None:
+    async def flood(envelope: Envelope, outlet: Outlet) -> Ending:
+        for n in range(2000):
+            outlet.emit("task_dispatched", {"task_id": f"t{n}", "pad": "x" * 500})
+            if n % 100 == 0:
+                await outlet.settled()
+        return Completed(final_task_id=None, summary={})
+
+    async with service_over(tmp_path / "s.db", ScriptedEngine(flood)) as service:
+        stuck, well = ListSink(), ListSink()
+        run, follower = await begun(service, stuck)
+        stuck.stuck = True
+        serving = asyncio.create_task(follower.serve())
+        other = asyncio.create_task(attach(service, run.execution_id, well).serve())
+        await asyncio.wait_for(asyncio.gather(serving, other), 30)
+        assert len(well.events) == 2002
+        assert stuck.names[-1] == "stream_reset"
+        assert "stream_reset" not in stuck.names[:-1]
+        assert len(stuck.data) < 3 * 1024 * 1024
+
+
+async def test_a_follower_that_lags_and_takes_again_misses_nothing(tmp_path: Path) -> None:
+    async def much(envelope: Envelope, outlet: Outlet) -> Ending:
+        outlet.emit("streaming_started", {"task_id": "t1"})
+        for n in range(1000):
+            outlet.token("t1", b"%d " % n)
+            if n % 2 == 0:
+                outlet.emit("task_dispatched", {"task_id": f"x{n}"})
+            if n % 50 == 0:
+                await outlet.settled()
+                await asyncio.sleep(0.001)
+        outlet.emit("task_completed", {"task_id": "t1"})
+        await asyncio.sleep(0.2)
+        return Completed(final_task_id="t1", summary={})
+
+    async with service_over(tmp_path / "s.db", ScriptedEngine(much)) as service:
+        sink = ListSink()
+        sink.stuck = True
+        _, follower = await begun(service, sink)
+        serving = asyncio.create_task(follower.serve())
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+            sink.take()
+            await asyncio.sleep(0.005)
+            sink.stuck = True
+        sink.take()
+        await asyncio.wait_for(serving, 10)
+        assert not follower.was_reset
+        assert text_of(sink) == "".join(f"{n} " for n in range(1000))
+        assert sink.names.count("task_dispatched") == 500
+
+
+async def test_the_end_of_a_grace_parks_a_run_and_the_next_process_goes_on(tmp_path: Path) -> None:
+    inflight = InFlight()
+
+    async def hang(envelope: Envelope, outlet: Outlet) -> Ending:
+        outlet.emit("workflow_started", {"inputs": {}})
+        outlet.emit("task_dispatched", {"task_id": "t1", "kind": "task", "attempt": 1})
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with service_over(tmp_path / "s.db", ScriptedEngine(hang), inflight=inflight) as service:
+        sink = ListSink()
+        run, follower = await begun(service, sink)
+        serving = asyncio.create_task(follower.serve())
+        while len(sink.names) < 2:
+            await asyncio.sleep(0.01)
+        await inflight.drain(0.05)
+        serving.cancel()
+    pasts = []
+
+    async def go_on(envelope: Envelope, outlet: Outlet) -> Ending:
+        pasts.append(envelope.past)
+        return Completed(final_task_id=None, summary={})
+
+    async with service_over(tmp_path / "s.db", ScriptedEngine(go_on), owner="worker_b") as service:
+        sink = ListSink()
+        await asyncio.wait_for(attach(service, run.execution_id, sink, after=1).serve(), 20)
+        assert sink.names == ["task_dispatched", "workflow_completed", "workflow_result"]
+        assert pasts[0].emitted == {("workflow_started", "", 0)}
+        assert pasts[0].open == {"t1": 1}
+
+
+async def test_an_engine_that_fails_ends_its_run(tmp_path: Path) -> None:
+    async def fail(envelope: Envelope, outlet: Outlet) -> Ending:
+        raise RuntimeError("a secret of ours")
+
+    async with service_over(tmp_path / "s.db", ScriptedEngine(fail)) as service:
+        sink = ListSink()
+        run, follower = await begun(service, sink)
+        await asyncio.wait_for(follower.serve(), 10)
+        assert sink.names == ["workflow_error", "workflow_result"]
+        assert b"secret" not in sink.data
+        assert isinstance(run.ending, Failed)
