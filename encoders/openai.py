@@ -7,10 +7,13 @@ are arguments. Everything returned is whole SSE events or whole JSON documents.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from encoders.json_text import dumps
 from encoders.sse import encode_comment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 DONE: Final = b"data: [DONE]\n\n"
 PROCESSING: Final = encode_comment("OPENROUTER PROCESSING")
@@ -94,6 +97,20 @@ def error_chunk(identity: ChunkIdentity, *, message: str, code: str, raw: object
     return chunk(identity, [choice], error=error)
 
 
-def error_body(message: str, *, type_: str, code: str, param: str | None) -> bytes:
-    """The JSON body of an error before the first byte (M1.2)."""
-    return dumps({"error": {"message": message, "type": type_, "param": param, "code": code}})
+def error_body(
+    message: str,
+    *,
+    type_: str,
+    code: str,
+    param: str | None,
+    details: Mapping[str, Any] | None = None,
+) -> bytes:
+    """The JSON body of an error before the first byte (M1.2).
+
+    Args:
+        details: for machines, what the message says; left out if None.
+    """
+    error: dict[str, Any] = {"message": message, "type": type_, "param": param, "code": code}
+    if details is not None:
+        error["details"] = details
+    return dumps({"error": error})

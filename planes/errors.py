@@ -55,7 +55,9 @@ def response_for(error: RelayError, request_id: str) -> web.Response:
     headers = {"x-request-id": request_id}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
-    body = error_body(error.message, type_=error.type, code=error.code, param=error.param)
+    body = error_body(
+        error.message, type_=error.type, code=error.code, param=error.param, details=error.details
+    )
     return web.Response(
         status=error.status, body=body, headers=headers, content_type="application/json"
     )

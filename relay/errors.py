@@ -29,9 +29,12 @@ first byte, and what it tells against (M3.3). Planes render them and decide noth
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from relay.lifecycle import StreamInput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Scope(Enum):
@@ -49,6 +52,9 @@ class RelayError(Exception):
         message: for the client; never holds a secret.
         param: the request field at fault, or None.
         retry_after_s: whole seconds for a `Retry-After` header, or None.
+
+    Attributes:
+        details: what the message says, for machines; None for most.
     """
 
     status: int = 500
@@ -57,6 +63,7 @@ class RelayError(Exception):
     stream_input: ClassVar[StreamInput] = StreamInput.UPSTREAM_ERROR
     fails_over: bool = False
     cools: Scope = Scope.NOTHING
+    details: Mapping[str, Any] | None = None
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: int | None = None

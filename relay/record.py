@@ -44,6 +44,7 @@ class RequestRecord:
     Attributes:
         model: the slug. provider, upstream_model: the candidate that was tried last.
         stream: whether a stream was asked for. streamed: whether the client got its status line.
+        execution_id: the run that it began or looks at, None for most.
         settlement: what it used and costs; None if it had no hold.
         cooling: candidates that were behind the others when this began, and for how long (M3.3).
     """
@@ -64,6 +65,7 @@ class RequestRecord:
     outcome: Outcome | None = None
     error: RelayError | None = None
     settlement: Settlement | None = None
+    execution_id: str | None = None
 
     def attempt_lines(self) -> list[str]:
         """Return the candidates that were tried, in order, for people to read."""
@@ -76,6 +78,7 @@ class RequestRecord:
             "request_id": self.request_id,
             "org": self.org,
             "key_id": self.key_id,
+            "execution_id": self.execution_id,
             "model": self.model,
             "provider": self.provider,
             "stream": self.stream if self.model else None,

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Tag
 
-from planes.settings.base import ApiKey, HttpUrl, Line, Positive, Section, by_kind
+from planes.settings.base import ApiKey, Count, HttpUrl, Line, Positive, Section, by_kind
 
 
 class EmbeddedEngine(Section):
@@ -47,6 +47,9 @@ class Workflows(Section):
     )
     heartbeat_s: Positive = Field(
         default=15, description="Seconds of silence between two heartbeat events (W2.4)."
+    )
+    max_runs: Count = Field(
+        default=1000, description="Runs that work at once in one process; more are answered 503."
     )
 
 

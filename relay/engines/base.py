@@ -241,6 +241,9 @@ class Engine(Protocol):
             DocumentError: it cannot be run.
         """
 
+    def refuse_answer(self, waits_for: Any, answer: Any) -> str | None:
+        """Why an answer is none to what a run waits for (`{task_id, prompt, schema}`); else None."""
+
     async def run(self, envelope: Envelope, outlet: Outlet) -> Ending:
         """Work on a document until it is done.
 

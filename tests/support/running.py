@@ -35,6 +35,9 @@ class ScriptedEngine:
     def check(self, document: str | Mapping[str, Any], inputs: Mapping[str, Any]) -> Checked:
         return Checked(name="scripted", task_count=1, inputs=inputs)
 
+    def refuse_answer(self, waits_for: Any, answer: Any) -> str | None:
+        return None
+
     async def run(self, envelope: Envelope, outlet: Outlet) -> Ending:
         return await self._play(envelope, outlet)
 
