@@ -161,7 +161,7 @@ class RunEnd:
 
     Attributes:
         state: what its row becomes; never `running`.
-        waits_for: see `RunRow`, for `yielded`.
+        waits_for: see `RunRow`; needed for `yielded`, and for nothing else.
     """
 
     state: RunState
@@ -298,6 +298,7 @@ class RunStore(Protocol):
         """All outputs by task id, in the order of their first append."""
 
     async def retire_runs(self, before: float, limit: int) -> int:
-        """Forget events, texts, steps and outputs of runs that finished before then, at most so
-        many runs; their rows stay. Return how many.
+        """Forget events, texts, steps and outputs of runs that ended before then, those that ended
+        first, at most so many; their rows stay, and their heads. Return how many. Each run is
+        forgotten whole or not at all.
         """

@@ -8,7 +8,6 @@ lies before it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from encoders.json_text import dumps
@@ -138,16 +137,18 @@ def _mark_stream(
     connection: sqlite3.Connection, journal: int, position: int, event: JournalEvent
 ) -> None:
     """End the task's open stream, and begin one if the event does."""
+    # INDEXED BY: SQLite would rather read all streams of the journal, by its primary key.
     task_id = text(event.task_id)
     connection.execute(
-        """UPDATE text_streams SET ended_at = ?
+        """UPDATE text_streams INDEXED BY open_text_streams SET ended_at = ?
            WHERE journal = ? AND task_id = ? AND ended_at IS NULL""",
         (position, journal, task_id),
     )
     if event.name == _STARTS:
         connection.execute(
             """INSERT INTO text_streams (journal, position, task_id, open_from)
-               SELECT ?1, ?2, ?3, coalesce(min(position), ?2) FROM text_streams
+               SELECT ?1, ?2, ?3, coalesce(min(position), ?2)
+               FROM text_streams INDEXED BY open_text_streams
                WHERE journal = ?1 AND ended_at IS NULL""",
             (journal, position, task_id),
         )
@@ -228,43 +229,41 @@ def _events(rows: Iterable[tuple[int, str, str, bytes]]) -> list[StoredEvent]:
     ]
 
 
-# CROSS JOIN: streams outside, their pieces inside, both in the order of their keys.
-_TEXTS: Final = """
-SELECT s.position, s.task_id, t.raw, t.chars FROM text_streams AS s
-CROSS JOIN texts AS t ON t.journal = s.journal AND t.position = s.position
-WHERE s.journal = ?1 AND s.position BETWEEN {first} AND ?2 {which}
-ORDER BY s.position, t.start"""
-_TEXTS_BETWEEN: Final = _TEXTS.format(first="?3", which="")
+_TEXTS_BETWEEN: Final = """
+SELECT position, task_id FROM text_streams WHERE journal = ? AND position BETWEEN ? AND ?
+ORDER BY position"""
 # What is open at a position was open already when the newest stream before it began.
-_OPEN_TEXTS: Final = _TEXTS.format(
-    first="""(
+_OPEN_TEXTS: Final = """
+SELECT position, task_id FROM text_streams
+WHERE journal = ?1 AND position <= ?2 AND (ended_at IS NULL OR ended_at > ?2) AND position >= (
     SELECT open_from FROM text_streams WHERE journal = ?1 AND position <= ?2
     ORDER BY position DESC LIMIT 1
-)""",
-    which="AND (s.ended_at IS NULL OR s.ended_at > ?2)",
-)
+) ORDER BY position"""
 
 
 def texts(
     connection: sqlite3.Connection, journal: Journal, *, first: int, last: int
 ) -> list[StoredText]:
-    return _joined(connection.execute(_TEXTS_BETWEEN, (journal.id, last, first)))
+    streams = connection.execute(_TEXTS_BETWEEN, (journal.id, first, last)).fetchall()
+    return _texts_of(connection, journal.id, streams)
 
 
 def open_texts(connection: sqlite3.Connection, journal: Journal, *, at: int) -> list[StoredText]:
-    return _joined(connection.execute(_OPEN_TEXTS, (journal.id, at)))
+    streams = connection.execute(_OPEN_TEXTS, (journal.id, at)).fetchall()
+    return _texts_of(connection, journal.id, streams)
 
 
-def _joined(rows: Iterable[tuple[int, str, bytes, int]]) -> list[StoredText]:
+def _texts_of(
+    connection: sqlite3.Connection, journal: int, streams: Sequence[tuple[int, str]]
+) -> list[StoredText]:
     found: list[StoredText] = []
-    for (position, task_id), group in groupby(rows, key=lambda row: row[:2]):
-        pieces = list(group)
-        found.append(
-            StoredText(
-                position=position,
-                task_id=task_id,
-                raw=b"".join(raw for _, _, raw, _ in pieces),
-                chars=sum(chars for *_, chars in pieces),
-            )
-        )
+    for position, task_id in streams:
+        pieces = connection.execute(
+            "SELECT raw, chars FROM texts WHERE journal = ? AND position = ? ORDER BY start",
+            (journal, position),
+        ).fetchall()
+        if pieces:
+            raw = b"".join(raw for raw, _ in pieces)
+            chars = sum(chars for _, chars in pieces)
+            found.append(StoredText(position=position, task_id=task_id, raw=raw, chars=chars))
     return found

@@ -284,13 +284,15 @@ def run_journal(connection: sqlite3.Connection, execution_id: str) -> Journal | 
     return find_journal(connection, stream_of(execution_id))
 
 
-def retire_runs(connection: sqlite3.Connection, before: float, limit: int) -> int:
-    old = connection.execute(
+def retire_run(connection: sqlite3.Connection, before: float) -> bool:
+    """Forget the journal of the run that ended first, if that was before then."""
+    row = connection.execute(
         """SELECT id, head, oldest FROM runs JOIN journals ON journals.id = runs.journal
-           WHERE kept_since < ? ORDER BY kept_since LIMIT ?""",
-        (before, limit),
-    ).fetchall()
-    for row in old:
-        forget(connection, Journal(*row))
-        connection.execute("UPDATE runs SET kept_since = NULL WHERE journal = ?", (row[0],))
-    return len(old)
+           WHERE kept_since < ? ORDER BY kept_since LIMIT 1""",
+        (before,),
+    ).fetchone()
+    if row is None:
+        return False
+    forget(connection, Journal(*row))
+    connection.execute("UPDATE runs SET kept_since = NULL WHERE journal = ?", (row[0],))
+    return True

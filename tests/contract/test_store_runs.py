@@ -300,6 +300,9 @@ async def test_a_run_does_not_end_by_running(store: Store) -> None:
     await store.runs.create_run(new_run(), NOTHING)
     with pytest.raises(ValueError, match="running"):
         await store.runs.finish("e1", 1, NOTHING, run_end("running"))
+    with pytest.raises(ValueError, match="waits for something"):
+        await store.runs.finish("e1", 1, NOTHING, run_end("yielded"))
+    assert (await row_of(store)).state == "running"
 
 
 async def test_one_of_all_ends_is_the_end(gateway: Gateway) -> None:
