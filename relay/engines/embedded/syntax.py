@@ -1,0 +1,99 @@
+"""What a template is made of: faults, references, and Jinja's nodes in words. [pure]"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jinja2 import nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+REFUSED: Final[dict[type[nodes.Node], str]] = {
+    nodes.Call: "calls are not allowed; filters are",
+    nodes.Macro: "macros are not allowed",
+    nodes.Include: "`include` is not allowed",
+    nodes.Import: "`import` is not allowed",
+    nodes.FromImport: "`import` is not allowed",
+    nodes.Extends: "`extends` is not allowed",
+    nodes.Block: "`block` is not allowed",
+    nodes.Assign: "`set` is not allowed",
+    nodes.AssignBlock: "`set` is not allowed",
+    nodes.With: "`with` is not allowed",
+}
+
+
+_WRITTEN: Final = {
+    "eq": "==", "ne": "!=", "lt": "<", "lteq": "<=", "gt": ">", "gteq": ">=", "in": "in",
+    "notin": "not in",
+}  # fmt: skip
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong with a template, at a line of it (from 1)."""
+
+    message: str
+    line: int
+
+
+@dataclass(slots=True)
+class References:
+    """What a template refers to, each with its line."""
+
+    names: list[tuple[str, int]] = field(default_factory=list)
+    inputs: list[tuple[str, int]] = field(default_factory=list)
+    tasks: list[tuple[str, int]] = field(default_factory=list)
+
+
+def key_of(node: nodes.Getattr | nodes.Getitem) -> str | int | None:
+    """The key if it is written out."""
+    if isinstance(node, nodes.Getattr):
+        return node.attr
+    value = node.arg.value if isinstance(node.arg, nodes.Const) else None
+    return value if isinstance(value, str) or type(value) is int else None
+
+
+def task_of(node: nodes.Getattr | nodes.Getitem) -> str | None:
+    """The id in `tasks.<id>` and `tasks.<id>.<part>`, None for all else."""
+    inner = node.node
+    if isinstance(inner, nodes.Getattr | nodes.Getitem):
+        node, inner = inner, inner.node
+    if isinstance(inner, nodes.Name) and inner.name == "tasks":
+        key = key_of(node)
+        return key if isinstance(key, str) else None
+    return None
+
+
+def describe(node: nodes.Node) -> str:
+    """An expression as it may have been written, short."""
+    match node:
+        case nodes.Name():
+            return str(node.name)
+        case nodes.Getattr():
+            return f"{describe(node.node)}.{node.attr}"
+        case nodes.Getitem(arg=nodes.Const()):
+            return f"{describe(node.node)}[{node.arg.value!r}]"[:80]
+        case nodes.Getitem():
+            return f"{describe(node.node)}[{describe(node.arg)}]"[:80]
+        case nodes.Const():
+            return repr(node.value)[:40]
+        case nodes.Filter() if node.node is not None:
+            return f"{describe(node.node)} | {node.name}"
+        case nodes.BinExpr(operator=str()):
+            return f"{describe(node.left)} {node.operator} {describe(node.right)}"
+        case nodes.Compare():
+            return f"{describe(node.expr)} {_WRITTEN[node.ops[0].op]} {describe(node.ops[0].expr)}"
+        case nodes.Not():
+            return f"not {describe(node.node)}"
+        case nodes.Test():
+            return f"{describe(node.node)} is {node.name}"
+        case _:
+            return "…"
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """` (did you mean …?)`, or nothing if no known name is near."""
+    near = get_close_matches(name, list(known), n=1)
+    return f" (did you mean `{near[0]}`?)" if near else ""
