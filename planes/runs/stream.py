@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planes.gateway import GATEWAY, RECORD
-from planes.sinks import SseSink
 from planes.runs.access import RUNS, may_still
+from planes.sinks import SseSink
 from relay.errors import GatewayShutdown
 from relay.lifecycle import Outcome
 from relay.runs.follower import Follower

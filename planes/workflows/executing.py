@@ -16,8 +16,8 @@ from planes.runs.access import (
     new_execution_id,
 )
 from planes.runs.results import json_response
-from planes.workflows.schemas import read_asked, read_inputs
 from planes.runs.stream import RunStream
+from planes.workflows.schemas import read_asked, read_inputs
 from relay.engines.base import DocumentError, Payer
 from relay.runs.groups import NUMBERED, VERBATIM
 from relay.runs.service import Beginning

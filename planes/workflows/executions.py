@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from aiohttp import web
 
 from planes.gateway import GATEWAY, RECORD
-from planes.workflows.executing import wire_of
 from planes.runs.access import RUNS, RunNotFound, admit_to_runs, find_run
 from planes.runs.results import document_of, json_response
-from planes.workflows.schemas import read_answer
 from planes.runs.stream import RunStream
+from planes.workflows.executing import wire_of
+from planes.workflows.schemas import read_answer
 from relay.errors import BadRequest, RelayError
 from relay.runs.groups import PLACED
 from relay.stores.runs import ENDED
-
-if TYPE_CHECKING:
-    from relay.stores.runs import RunRow
 
 _POSITION: Final = re.compile(r"[0-9]{1,18}")
 
@@ -113,8 +110,6 @@ def _cursor(request: web.Request) -> int:
         if text is None or not text.strip():
             continue
         if not _POSITION.fullmatch(text.strip()):
-            raise BadRequest(
-                f"a position is a number of digits, not {text[:32]!r}", param="after"
-            )
+            raise BadRequest(f"a position is a number of digits, not {text[:32]!r}", param="after")
         positions.append(int(text))
     return max(positions)

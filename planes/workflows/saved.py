@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from planes.gateway import GATEWAY
-from planes.workflows.executing import check
 from planes.runs.access import RUNS, RunNotFound, admit_to_runs
 from planes.runs.results import iso, json_response
+from planes.workflows.executing import check
 from planes.workflows.schemas import read_asked
 from relay.errors import BadRequest
 

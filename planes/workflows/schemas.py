@@ -80,7 +80,9 @@ def _object(body: bytes, *, known: Collection[str]) -> dict[str, Any]:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             takes = ", ".join(f"`{each}`" for each in known)
-            raise BadRequest(f"there is no field {name[:64]!r} here{hint} ({takes})", param=name[:64])
+            raise BadRequest(
+                f"there is no field {name[:64]!r} here{hint} ({takes})", param=name[:64]
+            )
     return given
 
 

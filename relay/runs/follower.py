@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from encoders import workflow
 from encoders.json_text import dumps, loads
-from relay.runs.groups import FrameItem
+from relay.runs.groups import FrameItem, TextStream, TokenItem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +56,7 @@ class Follower:
         after: the position of the last frame that the client has; None: it begins with the run,
             whose hub it has to `join` before anything is said.
         one_leg: whether it ends at the first `workflow_result`, though the run may be resumed.
+        keepalive: sent after each `keepalive_s` seconds of silence (A1.3); b"" for none.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class Follower:
         after: int | None = None,
         allowed: Callable[[], bool] = lambda: True,
         one_leg: bool = False,
+        keepalive: bytes = b"",
+        keepalive_s: float = CHECK_EVERY_S,
         lag_s: float = LAG_S,
         frames_max: int = QUEUE_FRAMES_MAX,
         bytes_max: int = QUEUE_BYTES_MAX,
@@ -80,6 +83,8 @@ class Follower:
         self._wire = wire
         self._allowed = allowed
         self._one_leg = one_leg
+        self._keepalive = keepalive
+        self._idle_s = keepalive_s if keepalive else CHECK_EVERY_S
         self._lag_s = lag_s
         self._frames_max = frames_max
         self._bytes_max = bytes_max
@@ -97,6 +102,8 @@ class Follower:
         self._lag: asyncio.Timeout | None = None  # around the wait for the client
         self._queue: deque[Group] = deque()
         self._frames = self._bytes = 0
+        self._now = asyncio.get_running_loop().time
+        self._pushed_at = self._now()
         self.was_reset = False
 
     # -- the hub's side: plain calls ------------------------------------------------------------
@@ -125,11 +132,14 @@ class Follower:
         self._wake.set()
 
     def _deliver(self, group: Group) -> None:
-        self._push(group.encoded(self._wire))
+        data = group.encoded(self._wire)
+        if data:
+            self._push(data)
         if group.last:
             self._position = group.last
 
     def _push(self, data: bytes) -> None:
+        self._pushed_at = self._now()
         try:
             self._ready = self._sink.push(data)
         except ConnectionError as error:
@@ -153,7 +163,7 @@ class Follower:
                 else:
                     self._sent[item.stream.task_id] = (item.stream.start, item.offset)
         self._live = False
-        self._reset_at = asyncio.get_running_loop().time() + self._lag_s
+        self._reset_at = self._now() + self._lag_s
         self._queue.clear()
         self._frames = self._bytes = 0
         if self._lag is not None:
@@ -187,11 +197,22 @@ class Follower:
                 return False
             self._live = False  # what follows is somebody else's
             return True
+        return await self._idle()
+
+    async def _idle(self) -> bool:
+        """Sleep until something has to be done; False if the client may follow no longer."""
         try:
-            async with asyncio.timeout(CHECK_EVERY_S):
+            async with asyncio.timeout_at(self._pushed_at + self._idle_s):
                 await self._wake.wait()
         except TimeoutError:
-            return self._allowed()
+            if self._now() < self._pushed_at + self._idle_s:
+                return True  # something was sent meanwhile
+            if not self._allowed():
+                return False
+            if self._keepalive:
+                self._push(self._keepalive)
+            self._pushed_at = self._now()
+            return True
         self._wake.clear()
         return True
 
@@ -278,8 +299,7 @@ class Follower:
         }
         ended = False
         for event in events:
-            framed = event.frame
-            out.append(workflow.with_id(event.position, framed) if self._wire.ids else framed)
+            out.append(self._wire.encode(FrameItem(event.position, event.name, event.frame)))
             if event.name in workflow.TEXT_ENDS:
                 self._sent.pop(event.task_id, None)
             text = texts.get(event.position)
@@ -308,10 +328,7 @@ class Follower:
         self._sent[task_id] = (start, chars)
         if had:
             raw = dumps(loads(b'"' + raw + b'"')[had:])[1:-1]
-        head = workflow.token_head(task_id)
-        if self._wire.offsets:
-            return workflow.placed_token(head, raw, had)
-        return workflow.token(head, raw)
+        return self._wire.encode(TokenItem(TextStream(task_id, start), raw, had))
 
     def _push_all(self, frames: list[bytes]) -> None:
         data = b"".join(frames)

@@ -7,29 +7,12 @@ there are: two thousand of them share its bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from encoders import workflow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """How a run is written to one follower.
-
-    Attributes:
-        ids: engine frames bear their position as SSE id. offsets: tokens bear their offset.
-    """
-
-    ids: bool
-    offsets: bool
-
-
-VERBATIM: Final = Wire(ids=False, offsets=False)  # the POST stream
-NUMBERED: Final = Wire(ids=True, offsets=False)  # the same with `?positions=true`
-PLACED: Final = Wire(ids=True, offsets=True)  # the re-attach route
 
 
 class TextStream:
@@ -67,12 +50,9 @@ class FrameItem:
     """One durable frame at its position. `stream`: the text that it ends, if it ends one."""
 
     position: int
+    name: str
     frame: bytes
     stream: TextStream | None = None
-
-    def encode(self, wire: Wire) -> bytes:
-        """As it leaves."""
-        return workflow.with_id(self.position, self.frame) if wire.ids else self.frame
 
 
 @dataclass(slots=True)
@@ -83,14 +63,39 @@ class TokenItem:
     raw: bytes
     offset: int
 
-    def encode(self, wire: Wire) -> bytes:
-        """As it leaves."""
-        if wire.offsets:
-            return workflow.placed_token(self.stream.head, self.raw, self.offset)
-        return workflow.token(self.stream.head, self.raw)
-
 
 Item: TypeAlias = FrameItem | TokenItem
+
+
+class Wire(Protocol):
+    """How a run is written. Equal ones share what they encode."""
+
+    def encode(self, item: Item) -> bytes:
+        """Return an item as it leaves; b"" if it does not. Equal items give equal bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWire:
+    """Named events, as the engine says them.
+
+    Attributes:
+        ids: engine frames bear their position as SSE id. offsets: tokens bear their offset.
+    """
+
+    ids: bool
+    offsets: bool
+
+    def encode(self, item: Item) -> bytes:
+        if isinstance(item, TokenItem):
+            if self.offsets:
+                return workflow.placed_token(item.stream.head, item.raw, item.offset)
+            return workflow.token(item.stream.head, item.raw)
+        return workflow.with_id(item.position, item.frame) if self.ids else item.frame
+
+
+VERBATIM: Final = EngineWire(ids=False, offsets=False)  # the POST stream
+NUMBERED: Final = EngineWire(ids=True, offsets=False)  # the same with `?positions=true`
+PLACED: Final = EngineWire(ids=True, offsets=True)  # the re-attach route
 
 
 class Group:
@@ -112,7 +117,8 @@ class Group:
         """Return the bytes for one wire."""
         data = self._encoded.get(wire)
         if data is None:
-            data = self._encoded[wire] = b"".join([item.encode(wire) for item in self.items])
+            encode = wire.encode
+            data = self._encoded[wire] = b"".join([encode(item) for item in self.items])
         return data
 
     def __len__(self) -> int:

@@ -82,7 +82,7 @@ class Hub:
                         self._streams[event.task_id] = TextStream(event.task_id, item.position)
                     elif event.name in TEXT_ENDS:
                         ended = self._streams.pop(event.task_id, None)
-                self._items.append(FrameItem(item.position, event.frame, ended))
+                self._items.append(FrameItem(item.position, event.name, event.frame, ended))
                 continue
             stream = self._streams.get(item.task_id)
             if stream is not None:
