@@ -24,7 +24,10 @@ from planes.middleware import observe
 from planes.models import routes as models_routes
 from planes.providers import Providers
 from planes.runner import make_runner
+from planes.runs.access import RUNS
+from planes.runs.build import make_runs
 from planes.telemetry import State, Telemetry
+from planes.workflows import routes as workflows_routes
 from relay.attempts import Dialler
 from relay.inflight import InFlight
 from relay.slots import Slots
@@ -72,6 +75,7 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
     )
 
     decisions = make_plane(gateway, store=accounts.store)
+    runs = app[RUNS] = make_runs(gateway, store=accounts.store.runs)
 
     async def run_parts(_: web.Application) -> AsyncIterator[None]:
         try:
@@ -80,11 +84,13 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
             if decisions is not None:
                 decisions.start()
             gateway.router = await providers.start(replay_if_no_local=replay_if_no_local)
+            await runs.start()  # last: runs that were left go on at once, and need all of it
             gateway.ready = True
             yield
         finally:
             gateway.ready = False
             try:
+                await runs.close()
                 if decisions is not None:
                     await decisions.close()
                 await providers.close()
@@ -100,6 +106,7 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
     if telemetry.metrics is not None:
         app.add_routes(health.metrics_routes)
     models_routes.add_routes(app)
+    workflows_routes.add_routes(app)
     if decisions is not None:
         app[DECISION] = decisions
         gateway.other_models = decisions.models(gateway.started)

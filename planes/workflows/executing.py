@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from aiohttp import web
-
 from planes.gateway import GATEWAY, RECORD
 from planes.runs.access import (
     RUNS,
@@ -24,6 +22,8 @@ from relay.runs.service import Beginning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from aiohttp import web
 
     from planes.auth import Principal
     from relay.engines.base import Checked, Source

@@ -6,8 +6,6 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from aiohttp import web
-
 from planes.gateway import GATEWAY
 from planes.runs.access import RUNS, RunNotFound, admit_to_runs
 from planes.runs.results import iso, json_response
@@ -16,6 +14,8 @@ from planes.workflows.schemas import read_asked
 from relay.errors import BadRequest
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from relay.stores.runs import StoredWorkflow
 
 RESERVED: Final = frozenset({"execute", "execute-stream", "executions", "results", "schema"})

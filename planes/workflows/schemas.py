@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from aiohttp import web
-
 from encoders.json_text import loads
 from planes.errors import InvalidJson
 from planes.middleware import read_body
@@ -16,6 +14,8 @@ from relay.errors import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from aiohttp import web
 
 YAML_TYPES: Final = frozenset(
     {"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml", "text/vnd.yaml"}

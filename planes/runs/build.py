@@ -1,0 +1,37 @@
+"""Builds what runs workflows and agents, from the parts of one gateway (W3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from relay.engines.embedded.engine import EmbeddedEngine
+from relay.engines.http import HttpEngine as RemoteEngine
+
+from planes.agents_caller import make_caller
+from planes.settings import HttpEngine
+from relay.runs.service import RunService
+
+if TYPE_CHECKING:
+    from planes.gateway import Gateway
+    from relay.engines.base import Engine
+    from relay.stores.runs import RunStore
+
+
+def make_runs(gateway: Gateway, *, store: RunStore) -> RunService:
+    """Return the service that all runs of this process belong to; not started."""
+    settings = gateway.settings.workflows
+    caller = make_caller(gateway)
+    embedded = EmbeddedEngine(caller, heartbeat_s=settings.heartbeat_s)
+    engine: Engine = embedded
+    if isinstance(settings.engine, HttpEngine):
+        engine = RemoteEngine.of(settings.engine)
+    return RunService(
+        store,
+        {"workflows": engine},
+        gateway.inflight,
+        gateway.slots,
+        owner=gateway.billing.worker,
+        orphan_after_s=settings.orphan_after_s,
+        retention_days=gateway.settings.journal.retention_days,
+        runs_max=settings.max_runs,
+    )
