@@ -97,6 +97,18 @@ async def test_concurrent_writers_leave_no_gap(gateway: Gateway) -> None:
         assert [e.frame for e in found[first - 1 : first - 1 + size]] == said
 
 
+async def test_a_cancelled_append_comes_before_what_its_caller_does_next(store: Store) -> None:
+    """Its outcome is not known, its place is: nothing is said after the end."""
+    await begun(store)
+    appending = asyncio.create_task(store.runs.append("e1", 1, events("a")))
+    await asyncio.sleep(0)
+    appending.cancel()
+    assert await store.runs.finish("e1", 1, events("a", "z"), run_end()) == 1
+    with pytest.raises(asyncio.CancelledError):
+        await appending
+    assert await frames(store) == [stored(1, event("a")), stored(2, event("z"))]
+
+
 @pytest.mark.parametrize(
     "frame", [b"", b"\0\xff\xfe not UTF-8 \r\n", b"x" * 300_000], ids=["empty", "bytes", "large"]
 )

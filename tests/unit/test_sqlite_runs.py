@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sqlite3
 from typing import TYPE_CHECKING, Any
@@ -196,31 +195,6 @@ def test_an_append_costs_the_same_anywhere(connection: sqlite3.Connection) -> No
     late = costs("late")
     assert late == early
     assert min(early) > 0
-
-
-async def test_a_page_and_its_head_are_of_one_moment(tmp_path: Path) -> None:
-    """However many statements a read takes, nobody's commit comes between them."""
-    store = SqliteStore(tmp_path / "a.db")
-    await store.open()
-    try:
-        for n in range(30):
-            name = f"e{n}"
-            await store.runs.create_run(new_run(name), events(*map(str, range(20))))
-            finishing = store.runs.finish(name, 1, events("z"), run_end(at=NOW))
-            pages = await asyncio.gather(
-                *(store.runs.read(name, after=0, limit=100) for _ in range(5)),
-                finishing,
-                store.runs.retire_runs(NOW + 1, 1),
-                *(store.runs.read(name, after=0, limit=100) for _ in range(20)),
-            )
-            for page in (*pages[:5], *pages[7:]):
-                assert not isinstance(page, int)
-                assert page is not None
-                kept = page.head - page.oldest + 1
-                assert len(page.events) == kept
-                assert (page.head, kept) in ((20, 20), (21, 21), (21, 0))
-    finally:
-        await store.close()
 
 
 async def test_a_database_of_the_release_before_runs_is_brought_up_to_date(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from relay.stores.base import StoreError
 from relay.stores.sqlite_threads import SWITCH_INTERVAL_S, ReaderThread
 from tests.support.sqlite_threads import Database, Gate, insert, started, told, writer_on
 
@@ -21,6 +22,25 @@ if TYPE_CHECKING:
 @pytest.fixture
 def database(tmp_path: Path) -> Database:
     return Database(tmp_path / "t.db")
+
+
+async def test_a_read_sees_one_moment_however_many_statements_it_has(database: Database) -> None:
+    """A page of a journal and its head are of one state; the next read sees the newer one."""
+
+    def counts(connection: sqlite3.Connection) -> list[int]:
+        before = _count(connection)
+        other = database.connect()
+        other.execute("INSERT INTO t VALUES (1)")  # commits
+        other.close()
+        return [before, _count(connection)]
+
+    reader = ReaderThread("reader", database.connect, told)
+    async with started(reader):
+        assert await reader.run(counts) == [0, 0]
+        assert await reader.run(_count) == 1
+        with pytest.raises(StoreError, match="UNIQUE"):
+            await reader.run(counts)
+        assert await reader.run(_count) == 1
 
 
 async def test_a_reader_tells_each_as_soon_as_it_has_it(database: Database) -> None:
