@@ -12,16 +12,19 @@ A task may refer to tasks that have surely ended, or been skipped, when it start
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from relay.engines.embedded import limits
 from relay.engines.embedded.document import KINDS
 from relay.engines.embedded.problems import TASK_LISTS, Problems, named
-from relay.engines.embedded.reading import Place
 from relay.engines.embedded.syntax import References, hint
 from relay.engines.embedded.templates import Expression, Template, TemplateFaults
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from relay.engines.embedded.reading import Place
 
 _TEMPLATE: Final = "prompt"
 _EXPRESSIONS: Final = ("when", "if", "items")

@@ -253,6 +253,8 @@ def _event(event: Any, builder: _Builder) -> None:
         case yaml.AliasEvent():
             builder.complain("aliases (`*…`) are not supported: write the value out", _mark(event))
             builder.scalar(None, _mark(event))
+        case _:
+            pass  # begin and end of the stream and of the document
 
 
 class _Open:

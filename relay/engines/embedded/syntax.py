@@ -66,29 +66,32 @@ def task_of(node: nodes.Getattr | nodes.Getitem) -> str | None:
     return None
 
 
-def describe(node: nodes.Node) -> str:
-    """An expression as it may have been written, short."""
+def describe(node: nodes.Node, levels: int = 6) -> str:
+    """An expression as it may have been written; `…` for what is below so many levels."""
+    levels -= 1
     match node:
+        case _ if levels < 0:
+            return "…"
         case nodes.Name():
             return str(node.name)
         case nodes.Getattr():
-            return f"{describe(node.node)}.{node.attr}"
-        case nodes.Getitem(arg=nodes.Const()):
-            return f"{describe(node.node)}[{node.arg.value!r}]"[:80]
+            return f"{describe(node.node, levels)}.{node.attr}"
+        case nodes.Getitem(arg=nodes.Const(value=key)):
+            return f"{describe(node.node, levels)}[{key!r}]"[:80]
         case nodes.Getitem():
-            return f"{describe(node.node)}[{describe(node.arg)}]"[:80]
+            return f"{describe(node.node, levels)}[{describe(node.arg, levels)}]"[:80]
         case nodes.Const():
             return repr(node.value)[:40]
         case nodes.Filter() if node.node is not None:
-            return f"{describe(node.node)} | {node.name}"
+            return f"{describe(node.node, levels)} | {node.name}"
         case nodes.BinExpr(operator=str()):
-            return f"{describe(node.left)} {node.operator} {describe(node.right)}"
+            return f"{describe(node.left, levels)} {node.operator} {describe(node.right, levels)}"
         case nodes.Compare():
-            return f"{describe(node.expr)} {_WRITTEN[node.ops[0].op]} {describe(node.ops[0].expr)}"
+            return f"{describe(node.expr, levels)} {_WRITTEN[node.ops[0].op]} {describe(node.ops[0].expr, levels)}"
         case nodes.Not():
-            return f"not {describe(node.node)}"
+            return f"not {describe(node.node, levels)}"
         case nodes.Test():
-            return f"{describe(node.node)} is {node.name}"
+            return f"{describe(node.node, levels)} is {node.name}"
         case _:
             return "…"
 
