@@ -95,7 +95,7 @@ class ExpressionCompiler:
             return lambda meter: meter.variables[name]
         if name == "tasks":
             return self.fault(node, "write `tasks.<id>.output` or `tasks.<id>.status`")
-        self.references.names.append((name, node.lineno))
+        self.references.names[name, node.lineno] = None
 
         def run(meter: Meter) -> Any:
             meter.spend()
@@ -116,7 +116,7 @@ class ExpressionCompiler:
             return self._slice(node.node, node.arg)
         key = key_of(node)
         if describe(node.node) == "inputs" and isinstance(key, str):
-            self.references.inputs.append((key, node.lineno))
+            self.references.inputs[key, node.lineno] = None
         value = self.expression(node.node)
         what = describe(node)
         if key is not None:
@@ -145,7 +145,7 @@ class ExpressionCompiler:
                     ' is written `tasks["a-b"]`'
                 )
             return self.fault(node, wrong)
-        self.references.tasks.append((task, node.lineno))
+        self.references.tasks[task, node.lineno] = None
         what = describe(node)
 
         def run(meter: Meter) -> Any:
@@ -308,7 +308,7 @@ class ExpressionCompiler:
     def fault(self, node: nodes.Node, message: str) -> Code:
         """Say what is wrong at a node."""
         fault = Fault(message, node.lineno or 1)
-        if fault not in self.faults:
+        if len(self.faults) <= limits.PROBLEMS and fault not in self.faults:
             self.faults.append(fault)
         return nothing
 

@@ -25,6 +25,7 @@ REFUSED: Final[dict[type[nodes.Node], str]] = {
 }
 
 
+_HINTS: Final = 500  # names that are looked at
 _WRITTEN: Final = {
     "eq": "==", "ne": "!=", "lt": "<", "lteq": "<=", "gt": ">", "gteq": ">=", "in": "in",
     "notin": "not in",
@@ -40,11 +41,11 @@ class Fault(NamedTuple):
 
 @dataclass(slots=True)
 class References:
-    """What a template refers to, each with its line."""
+    """What a template refers to: names with their lines, in order, each once."""
 
-    names: list[tuple[str, int]] = field(default_factory=list)
-    inputs: list[tuple[str, int]] = field(default_factory=list)
-    tasks: list[tuple[str, int]] = field(default_factory=list)
+    names: dict[tuple[str, int], None] = field(default_factory=dict)
+    inputs: dict[tuple[str, int], None] = field(default_factory=dict)
+    tasks: dict[tuple[str, int], None] = field(default_factory=dict)
 
 
 def key_of(node: nodes.Getattr | nodes.Getitem) -> str | int | None:
@@ -87,7 +88,9 @@ def describe(node: nodes.Node, levels: int = 6) -> str:
         case nodes.BinExpr(operator=str()):
             return f"{describe(node.left, levels)} {node.operator} {describe(node.right, levels)}"
         case nodes.Compare():
-            return f"{describe(node.expr, levels)} {_WRITTEN[node.ops[0].op]} {describe(node.ops[0].expr, levels)}"
+            first = node.ops[0]
+            left, right = describe(node.expr, levels), describe(first.expr, levels)
+            return f"{left} {_WRITTEN[first.op]} {right}"
         case nodes.Not():
             return f"not {describe(node.node, levels)}"
         case nodes.Test():
@@ -98,5 +101,5 @@ def describe(node: nodes.Node, levels: int = 6) -> str:
 
 def hint(name: str, known: Iterable[str]) -> str:
     """` (did you mean …?)`, or nothing if no known name is near."""
-    near = get_close_matches(name, list(known), n=1)
+    near = get_close_matches(name[:64], list(known)[:_HINTS], n=1)
     return f" (did you mean `{near[0]}`?)" if near else ""
