@@ -12,16 +12,21 @@ A task may refer to tasks that have surely ended, or been skipped, when it start
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from relay.engines.embedded import limits
 from relay.engines.embedded.document import KINDS
 from relay.engines.embedded.problems import TASK_LISTS, Problems, named
-from relay.engines.embedded.reading import Place
 from relay.engines.embedded.syntax import References, hint
 from relay.engines.embedded.templates import Expression, Template, TemplateFaults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from relay.engines.embedded.reading import Place
+    from relay.engines.embedded.templates import Cache
 
 _TEMPLATE: Final = "prompt"
 _EXPRESSIONS: Final = ("when", "if", "items")
@@ -54,11 +59,14 @@ class Checker:
         count: tasks in it.
     """
 
-    def __init__(self, value: Any, agents: Collection[str], problems: Problems) -> None:
+    def __init__(
+        self, value: Any, agents: Collection[str], problems: Problems, cache: Cache
+    ) -> None:
         self.count = 0
         self._workflow = _mapping(_mapping(value).get("workflow"))
         self._agents = agents
         self._problems = problems
+        self._cache = cache
         self._tasks: dict[str, _Found] = {}
         inputs = self._workflow.get("inputs")
         self._inputs = list(inputs) if isinstance(inputs, dict) else []
@@ -69,9 +77,9 @@ class Checker:
         place: Place = ("workflow", "tasks")
         self._index(tasks, place, 1, ())
         if self.count > limits.TASKS:
-            self._problems.add(
-                place, f"there are {self.count:,} tasks; at most {limits.TASKS} are allowed"
-            )
+            bound = f"at most {limits.TASKS} are allowed"
+            self._problems.add(place, f"there are {self.count:,} tasks; {bound}")
+            return
         self._list(tasks, place, _Scope())
         self._output()
 
@@ -147,9 +155,9 @@ class Checker:
     def _template(self, text: str, place: Place, scope: _Scope) -> None:
         try:
             if place[-1] == _TEMPLATE:
-                references = Template.parse(text).references
+                references = Template.parse(text, self._cache).references
             else:
-                references = Expression.parse(text).references
+                references = Expression.parse(text, self._cache).references
         except TemplateFaults:
             return
         for line, message in self._wrong(references, place, scope):
@@ -157,20 +165,16 @@ class Checker:
 
     def _wrong(
         self, references: References, place: Place, scope: _Scope
-    ) -> Iterator[tuple[int, str]]:
+    ) -> Iterator[tuple[int, Callable[[], str]]]:
         for name, line in references.names:
             if name != "inputs" and name not in scope.variables:
-                known = ["inputs", "tasks", *dict.fromkeys(scope.variables)]
-                yield (
-                    line,
-                    (f"unknown name `{name[:64]}`{hint(name, known)}; there are {named(known)}"),
-                )
+                yield line, partial(_unknown_name, name, scope)
         for name, line in references.inputs:
             if name not in self._inputs:
-                yield line, unknown_input(name, self._inputs)
+                yield line, partial(unknown_input, name, self._inputs)
         for name, line in references.tasks:
             if name not in scope.tasks:
-                yield line, self._not_in_reach(name, place)
+                yield line, partial(self._not_in_reach, name, place)
 
     def _not_in_reach(self, name: str, place: Place) -> str:
         written = f"`tasks.{name[:64]}`"
@@ -222,9 +226,18 @@ class Checker:
             for index, name in enumerate(value):
                 self._check_agents(name, (*place, index))
         elif isinstance(value, str) and value and value not in self._agents:
-            known = sorted(self._agents)
-            there = f"there are {named(known)}" if known else "none is configured"
-            self._problems.add(place, f"unknown agent `{value[:64]}`{hint(value, known)}; {there}")
+            self._problems.add(place, partial(_unknown_agent, value, self._agents))
+
+
+def _unknown_name(name: str, scope: _Scope) -> str:
+    known = ["inputs", "tasks", *dict.fromkeys(scope.variables)]
+    return f"unknown name `{name[:64]}`{hint(name, known)}; there are {named(known)}"
+
+
+def _unknown_agent(name: str, agents: Collection[str]) -> str:
+    known = sorted(agents)
+    there = f"there are {named(known)}" if known else "none is configured"
+    return f"unknown agent `{name[:64]}`{hint(name, known)}; {there}"
 
 
 def unknown_input(name: str, known: list[str]) -> str:

@@ -41,8 +41,9 @@ class TemplateCompiler(ExpressionCompiler):
                 case _:
                     return self.refuse(node)
 
-    def _located(self, node: nodes.Expr) -> Code:
+    def _located(self, node: nodes.Node) -> Code:
         """The closure of an expression, which says where it stands before it is evaluated."""
+        assert isinstance(node, nodes.Expr)
         code = self.expression(node)
         where = (describe(node), node.lineno)
 

@@ -4,8 +4,6 @@ Text becomes these in `loading.load`, which also checks what no single field can
 references, agents, depth. Templates, expressions and JSON Schemas are compiled in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
@@ -58,7 +56,7 @@ class TaskBase(Part):
         ),
     )
 
-    def lists(self) -> tuple[tuple[Task, ...], ...]:
+    def lists(self) -> tuple[tuple["Task", ...], ...]:
         """The lists of tasks in it."""
         return ()
 
@@ -85,9 +83,9 @@ class Sequential(TaskBase):
     """Runs tasks one after the other. Output: the list of their outputs."""
 
     type: Literal["sequential"]
-    tasks: Tasks = Field(description="Run in order.")
+    tasks: "Tasks" = Field(description="Run in order.")
 
-    def lists(self) -> tuple[tuple[Task, ...], ...]:
+    def lists(self) -> tuple[tuple["Task", ...], ...]:
         return (self.tasks,)
 
 
@@ -95,10 +93,10 @@ class Parallel(TaskBase):
     """Runs tasks at the same time. Output: an object of their outputs by id."""
 
     type: Literal["parallel"]
-    tasks: Tasks = Field(description="Run at the same time.")
+    tasks: "Tasks" = Field(description="Run at the same time.")
     max_concurrency: Concurrency = Field(default=4, description="How many run at once.")
 
-    def lists(self) -> tuple[tuple[Task, ...], ...]:
+    def lists(self) -> tuple[tuple["Task", ...], ...]:
         return (self.tasks,)
 
 
@@ -107,12 +105,12 @@ class Condition(TaskBase):
 
     type: Literal["condition"]
     test: Expression = Field(alias="if", description="Which branch: `then` if it is true.")
-    then: Tasks = Field(description="Run in order if it is true.")
-    otherwise: Tasks | None = Field(
+    then: "Tasks" = Field(description="Run in order if it is true.")
+    otherwise: "Tasks | None" = Field(
         default=None, alias="else", description="Run in order if it is false."
     )
 
-    def lists(self) -> tuple[tuple[Task, ...], ...]:
+    def lists(self) -> tuple[tuple["Task", ...], ...]:
         return (self.then,) if self.otherwise is None else (self.then, self.otherwise)
 
 
@@ -126,10 +124,10 @@ class Batch(TaskBase):
     variable: Variable = Field(
         default="item", alias="as", description="Name of the item in the task's templates."
     )
-    task: Task = Field(description="Run once for each item.")
+    task: "Task" = Field(description="Run once for each item.")
     concurrency: Concurrency = Field(default=4, description="How many items run at once.")
 
-    def lists(self) -> tuple[tuple[Task, ...], ...]:
+    def lists(self) -> tuple[tuple["Task", ...], ...]:
         return ((self.task,),)
 
 
@@ -201,7 +199,7 @@ class Workflow(Part):
         default=None,
         description="Id of the task whose output is the run's; default: the last one that ran.",
     )
-    tasks: Tasks = Field(description="Run in order, as those of a `sequential`.")
+    tasks: "Tasks" = Field(description="Run in order, as those of a `sequential`.")
 
     def walk(self) -> Iterator[Task]:
         """All tasks, in the order of the document."""
@@ -219,5 +217,5 @@ class WorkflowDocument(Part):
     workflow: Workflow
 
 
-for _model in (*KINDS.values(), Workflow, WorkflowDocument):
+for _model in KINDS.values():
     _model.model_rebuild()

@@ -181,7 +181,7 @@ def attribute(value: Any, key: Any, what: str) -> Any:
         if isinstance(key, str) and key in value:
             return value[key]
         return Missing(f"`{what}` is not there: the object has no such entry")
-    elif isinstance(value, list | tuple | str) and type(key) is int and -len(value) <= key:
+    if isinstance(value, list | tuple | str) and type(key) is int and -len(value) <= key:
         if key < len(value):
             return value[key]
         return Missing(f"`{what}` is not there: {kind(value)} has only {len(value)} entries")

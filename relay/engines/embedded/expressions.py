@@ -95,7 +95,7 @@ class ExpressionCompiler:
             return lambda meter: meter.variables[name]
         if name == "tasks":
             return self.fault(node, "write `tasks.<id>.output` or `tasks.<id>.status`")
-        self.references.names.append((name, node.lineno))
+        self.references.names[name, node.lineno] = None
 
         def run(meter: Meter) -> Any:
             meter.spend()
@@ -115,9 +115,8 @@ class ExpressionCompiler:
         if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
             return self._slice(node.node, node.arg)
         key = key_of(node)
-        if isinstance(node.node, nodes.Name) and node.node.name == "inputs":
-            if isinstance(key, str) and "inputs" not in self.variables:
-                self.references.inputs.append((key, node.lineno))
+        if describe(node.node) == "inputs" and isinstance(key, str):
+            self.references.inputs[key, node.lineno] = None
         value = self.expression(node.node)
         what = describe(node)
         if key is not None:
@@ -146,7 +145,7 @@ class ExpressionCompiler:
                     ' is written `tasks["a-b"]`'
                 )
             return self.fault(node, wrong)
-        self.references.tasks.append((task, node.lineno))
+        self.references.tasks[task, node.lineno] = None
         what = describe(node)
 
         def run(meter: Meter) -> Any:
@@ -164,7 +163,12 @@ class ExpressionCompiler:
             self.expression(bound) if bound is not None else nothing
             for bound in (node.start, node.stop, node.step)
         ]
-        return lambda meter: cut(value(meter), *(bound(meter) for bound in bounds), meter)
+
+        def run(meter: Meter) -> Any:
+            start, stop, step = (bound(meter) for bound in bounds)
+            return cut(value(meter), start, stop, step, meter)
+
+        return run
 
     def _binary(self, operator: str, node: nodes.BinExpr) -> Code:
         left, right = self.expression(node.left), self.expression(node.right)
@@ -275,7 +279,7 @@ class ExpressionCompiler:
         if node.dyn_args is not None or node.dyn_kwargs is not None:
             return self.fault(node, "`*` and `**` in arguments are not allowed")
         arguments = dict(zip(known.arguments, node.args, strict=False))
-        arguments |= {pair.key: pair.value for pair in node.kwargs}
+        arguments |= {str(pair.key): pair.value for pair in node.kwargs}
         unknown = sorted(set(arguments) - set(known.arguments))
         if unknown or len(node.args) > len(known.arguments):
             takes = ", ".join(known.arguments) or "no arguments"
@@ -304,7 +308,7 @@ class ExpressionCompiler:
     def fault(self, node: nodes.Node, message: str) -> Code:
         """Say what is wrong at a node."""
         fault = Fault(message, node.lineno or 1)
-        if fault not in self.faults:
+        if len(self.faults) <= limits.PROBLEMS and fault not in self.faults:
             self.faults.append(fault)
         return nothing
 

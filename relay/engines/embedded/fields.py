@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
 
     from relay.engines.embedded.evaluation import Names
+    from relay.engines.embedded.templates import Cache
 
 
 class Items:
@@ -25,9 +26,9 @@ class Items:
 
     __slots__ = ("expression", "written")
 
-    def __init__(self, value: list[Any] | str) -> None:
+    def __init__(self, value: list[Any] | str, cache: Cache | None = None) -> None:
         self.written = None if isinstance(value, str) else tuple(value)
-        self.expression = Expression.parse(value) if isinstance(value, str) else None
+        self.expression = Expression.parse(value, cache) if isinstance(value, str) else None
 
     def entries(self, names: Names) -> list[Any]:
         """The items; at most 10,000.
@@ -49,10 +50,12 @@ class Items:
                 core_schema.str_schema(strict=True),
             ]
         )
-        return core_schema.no_info_plain_validator_function(_items, json_schema_input_schema=plain)
+        return core_schema.with_info_plain_validator_function(
+            _items, json_schema_input_schema=plain
+        )
 
 
-def _items(value: Any) -> Items:
+def _items(value: Any, info: core_schema.ValidationInfo) -> Items:
     if isinstance(value, list) and len(value) > limits.BATCH_ITEMS:
         raise PydanticCustomError(
             "items_too_long",
@@ -61,7 +64,7 @@ def _items(value: Any) -> Items:
         )
     if not isinstance(value, list | str):
         raise PydanticCustomError("items_type", "must be a list, or an expression for one")
-    made: Items = parse_field(Items, value)
+    made: Items = parse_field(Items, value, info)
     return made
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 DOCUMENT_BYTES: Final = 256 * 1024  # of UTF-8; of an object, as compact JSON
 NESTING: Final = 64  # levels of mappings and lists
-NODES: Final = 100_000
+NODES: Final = 50_000
 TASK_DEPTH: Final = 8
 TASKS: Final = 500
 PROBLEMS: Final = 50  # told at once
@@ -24,6 +24,7 @@ RESULT_CHARS: Final = 1024 * 1024
 STEPS: Final = 200_000  # of one evaluation; below 0.1 s
 CHARS_PER_STEP: Final = 256  # what text and containers cost
 FOR_DEPTH: Final = 2
+TEMPLATE_TOKENS: Final = 20_000  # of all templates of a document; about 0.2 s
 EXPRESSION_DEPTH: Final = 40
 
 SCHEMA_BYTES: Final = 64 * 1024

@@ -12,6 +12,7 @@ from relay.engines.embedded import reading, wording
 from relay.engines.embedded.checking import Checker, unknown_input
 from relay.engines.embedded.document import Workflow, WorkflowDocument
 from relay.engines.embedded.problems import Problems
+from relay.engines.embedded.templates import Cache
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -50,11 +51,12 @@ def load(
     read = reading.read(document)
     problems = Problems(read)
     typed: WorkflowDocument | None = None
+    cache = Cache()
     try:
-        typed = WorkflowDocument.model_validate(read.value)
+        typed = WorkflowDocument.model_validate(read.value, context=cache)
     except ValidationError as error:
         wording.tell(error, read.value, problems)
-    checker = Checker(read.value, agents, problems)
+    checker = Checker(read.value, agents, problems, cache)
     checker.check()
     given, wrong = _inputs(inputs, read.value)
     problems.check(wrong)

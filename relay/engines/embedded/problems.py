@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from relay.engines.base import DocumentError, Problem
 from relay.engines.embedded import limits
 from relay.engines.embedded.reading import Place, Reading, path_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 TASK_LISTS: Final = ("tasks", "then", "else")
 
@@ -24,37 +23,52 @@ def is_task(place: Place) -> bool:
     return place[-1] == "task" and len(place) > 2 and is_task(place[:-1])
 
 
+class _Found(NamedTuple):
+    at: tuple[int, int]
+    order: int
+    place: Place
+    message: str | Callable[[], str]
+
+
 class Problems:
     """Collects what is wrong with one document."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
-        self._found: list[tuple[tuple[int, int, int], Problem]] = []
         self._order = {place: index for index, place in enumerate(reading.spots)}
-        for problem in reading.problems:
-            self._keep(problem, 0)
+        self._found = [
+            _Found(wrong.at or (0, 0), self._order.get(wrong.place, 0), wrong.place, wrong.message)
+            for wrong in reading.problems
+        ]
 
-    def add(self, place: Place, message: str, *, key: bool = False, line: int = 1) -> None:
+    def add(
+        self, place: Place, message: str | Callable[[], str], *, key: bool = False, line: int = 1
+    ) -> None:
         """Add a problem.
 
         Args:
             place: if there is nothing, the nearest place around it is meant.
+            message: a function is called only if the problem is told.
             key: whether the key is meant, not its value.
             line: in the text that stands there, from 1.
         """
         near = place
         while near not in self._reading.spots and near:
             near = near[:-1]
-        spot = self._reading.spots.get(near)
-        problem = Problem(message=message, path=path_of(place), task_id=self._task_id(place))
-        if spot is not None:
-            at = spot.key if key else (spot.line, spot.column)
-            if not key and (line > 1 or spot.block):
-                row = spot.line + line - 1 + spot.block
-                text = self._reading.lines[row - 1] if row <= len(self._reading.lines) else ""
-                at = (row, len(text) - len(text.lstrip()) + 1)
-            problem = replace(problem, line=at[0], column=at[1])
-        self._keep(problem, self._order.get(near, 0))
+        at = self._at(near, key, line)
+        self._found.append(_Found(at or (0, 0), self._order.get(near, 0), place, message))
+
+    def _at(self, place: Place, key: bool, line: int) -> tuple[int, int] | None:
+        spot = self._reading.spots.get(place)
+        if spot is None:
+            return None
+        if key:
+            return spot.key
+        if line == 1 and not spot.block:
+            return spot.line, spot.column
+        row = spot.line + line - 1 + spot.block
+        text = self._reading.lines[row - 1] if row <= len(self._reading.lines) else ""
+        return row, len(text) - len(text.lstrip()) + 1
 
     def line_of(self, place: Place) -> int | None:
         """The line of what stands at a place."""
@@ -62,22 +76,29 @@ class Problems:
         return spot.line if spot else None
 
     def check(self, others: list[Problem] | None = None) -> None:
-        """Raise what was found, and `others` after it.
+        """Raise what was found, `others` last.
 
         Raises:
             DocumentError: something was found.
         """
-        found = [problem for _, problem in sorted(self._found, key=lambda entry: entry[0])]
-        found += others or []
-        found = list(dict.fromkeys(found))
-        if len(found) > limits.PROBLEMS:
-            more = len(found) - limits.PROBLEMS
-            found = [*found[: limits.PROBLEMS], Problem(message=f"and {more:,} problems more")]
-        if found:
-            raise DocumentError(found)
+        self._found.sort(key=lambda found: (found.at, found.order))
+        told = [self._problem(found) for found in self._found[: limits.PROBLEMS]]
+        told = list(dict.fromkeys(told))
+        told += (others or [])[: limits.PROBLEMS]
+        if len(self._found) > limits.PROBLEMS or len(others or []) > limits.PROBLEMS:
+            told.append(Problem(message="there are more problems than these"))
+        if told:
+            raise DocumentError(told)
 
-    def _keep(self, problem: Problem, order: int) -> None:
-        self._found.append(((problem.line or 0, problem.column or 0, order), problem))
+    def _problem(self, found: _Found) -> Problem:
+        line, column = found.at if found.at != (0, 0) else (None, None)
+        return Problem(
+            message=found.message if isinstance(found.message, str) else found.message(),
+            path=path_of(found.place),
+            line=line,
+            column=column,
+            task_id=self._task_id(found.place),
+        )
 
     def _task_id(self, place: Place) -> str | None:
         value: Any = self._reading.value

@@ -57,6 +57,14 @@ class Spot(NamedTuple):
     block: bool = False
 
 
+class Wrong(NamedTuple):
+    """A problem with a single value; `at` is None if there is no text."""
+
+    place: Place
+    message: str
+    at: tuple[int, int] | None = None
+
+
 @dataclass(slots=True)
 class Reading:
     """A document that was read.
@@ -70,7 +78,7 @@ class Reading:
 
     value: Any = None
     spots: dict[Place, Spot | None] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Wrong] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
 
@@ -100,7 +108,8 @@ def plain(value: Any, name: str) -> tuple[Any, list[Problem]]:
         made = _Plain(reading).make(value, (name,))
     except _Stop as stop:
         raise DocumentError([stop.problem]) from None
-    return made, reading.problems
+    wrong = [Problem(message=w.message, path=path_of(w.place)) for w in reading.problems]
+    return made, wrong
 
 
 def path_of(place: Place) -> str:
@@ -253,6 +262,8 @@ def _event(event: Any, builder: _Builder) -> None:
         case yaml.AliasEvent():
             builder.complain("aliases (`*…`) are not supported: write the value out", _mark(event))
             builder.scalar(None, _mark(event))
+        case _:
+            pass  # begin and end of the stream and of the document
 
 
 class _Open:
@@ -287,9 +298,8 @@ class _Builder:
 
     def complain(self, message: str, at: tuple[int, int]) -> None:
         """Say what is wrong at the next value."""
-        self._reading.problems.append(
-            Problem(message=message, path=path_of(self.place()), line=at[0], column=at[1])
-        )
+        if len(self._reading.problems) <= limits.PROBLEMS:
+            self._reading.problems.append(Wrong(self.place(), message, at))
 
     def refuse(self, event: Any, at: tuple[int, int]) -> None:
         """Say that tags and anchors are not supported, if the event has any."""
@@ -462,4 +472,5 @@ class _Plain:
         return value
 
     def _fail(self, message: str, place: Place) -> None:
-        self._reading.problems.append(Problem(message=message, path=path_of(place)))
+        if len(self._reading.problems) <= limits.PROBLEMS:
+            self._reading.problems.append(Wrong(place, message))

@@ -25,6 +25,7 @@ REFUSED: Final[dict[type[nodes.Node], str]] = {
 }
 
 
+_HINTS: Final = 500  # names that are looked at
 _WRITTEN: Final = {
     "eq": "==", "ne": "!=", "lt": "<", "lteq": "<=", "gt": ">", "gteq": ">=", "in": "in",
     "notin": "not in",
@@ -40,11 +41,11 @@ class Fault(NamedTuple):
 
 @dataclass(slots=True)
 class References:
-    """What a template refers to, each with its line."""
+    """What a template refers to: names with their lines, in order, each once."""
 
-    names: list[tuple[str, int]] = field(default_factory=list)
-    inputs: list[tuple[str, int]] = field(default_factory=list)
-    tasks: list[tuple[str, int]] = field(default_factory=list)
+    names: dict[tuple[str, int], None] = field(default_factory=dict)
+    inputs: dict[tuple[str, int], None] = field(default_factory=dict)
+    tasks: dict[tuple[str, int], None] = field(default_factory=dict)
 
 
 def key_of(node: nodes.Getattr | nodes.Getitem) -> str | int | None:
@@ -66,34 +67,39 @@ def task_of(node: nodes.Getattr | nodes.Getitem) -> str | None:
     return None
 
 
-def describe(node: nodes.Node) -> str:
-    """An expression as it may have been written, short."""
+def describe(node: nodes.Node, levels: int = 6) -> str:
+    """An expression as it may have been written; `…` for what is below so many levels."""
+    levels -= 1
     match node:
+        case _ if levels < 0:
+            return "…"
         case nodes.Name():
             return str(node.name)
         case nodes.Getattr():
-            return f"{describe(node.node)}.{node.attr}"
-        case nodes.Getitem(arg=nodes.Const()):
-            return f"{describe(node.node)}[{node.arg.value!r}]"[:80]
+            return f"{describe(node.node, levels)}.{node.attr}"
+        case nodes.Getitem(arg=nodes.Const(value=key)):
+            return f"{describe(node.node, levels)}[{key!r}]"[:80]
         case nodes.Getitem():
-            return f"{describe(node.node)}[{describe(node.arg)}]"[:80]
+            return f"{describe(node.node, levels)}[{describe(node.arg, levels)}]"[:80]
         case nodes.Const():
             return repr(node.value)[:40]
         case nodes.Filter() if node.node is not None:
-            return f"{describe(node.node)} | {node.name}"
+            return f"{describe(node.node, levels)} | {node.name}"
         case nodes.BinExpr(operator=str()):
-            return f"{describe(node.left)} {node.operator} {describe(node.right)}"
+            return f"{describe(node.left, levels)} {node.operator} {describe(node.right, levels)}"
         case nodes.Compare():
-            return f"{describe(node.expr)} {_WRITTEN[node.ops[0].op]} {describe(node.ops[0].expr)}"
+            first = node.ops[0]
+            left, right = describe(node.expr, levels), describe(first.expr, levels)
+            return f"{left} {_WRITTEN[first.op]} {right}"
         case nodes.Not():
-            return f"not {describe(node.node)}"
+            return f"not {describe(node.node, levels)}"
         case nodes.Test():
-            return f"{describe(node.node)} is {node.name}"
+            return f"{describe(node.node, levels)} is {node.name}"
         case _:
             return "…"
 
 
 def hint(name: str, known: Iterable[str]) -> str:
     """` (did you mean …?)`, or nothing if no known name is near."""
-    near = get_close_matches(name, list(known), n=1)
+    near = get_close_matches(name[:64], list(known)[:_HINTS], n=1)
     return f" (did you mean `{near[0]}`?)" if near else ""

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jinja2 import Environment, TemplateSyntaxError
+from jinja2.lexer import Token, TokenStream
 from jinja2.parser import Parser
 from pydantic_core import PydanticCustomError, core_schema
 
@@ -25,12 +25,11 @@ from relay.engines.embedded.expressions import ExpressionCompiler
 from relay.engines.embedded.syntax import Fault, References
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from jinja2 import nodes
     from pydantic import GetCoreSchemaHandler
 
-_ENVIRONMENT: Final = Environment(keep_trailing_newline=True)
 _MARKUP: Final = re.compile(r"\{[{%#]")
 _WRAPPED: Final = re.compile(r"\{\{-?((?:(?!\}\}).)*?)-?\}\}", re.DOTALL)
 _FROM_JINJA: Final = (
@@ -74,17 +73,20 @@ class Template:
     _run: Callable[[Meter], Any] = field(repr=False, compare=False)
 
     @classmethod
-    def parse(cls, text: str) -> Template:
+    def parse(cls, text: str, cache: Cache | None = None) -> Template:
         """Check a template and compile it.
+
+        Args:
+            cache: what was compiled before for the same document.
 
         Raises:
             TemplateFaults: it holds what is not allowed.
         """
         if not _MARKUP.search(text):
             return cls(text, References(), lambda meter: meter.write(text))
-        compiled = _compile_template(text)
+        compiled = (cache or Cache()).template(text)
         if compiled.faults:
-            raise TemplateFaults(list(compiled.faults))
+            raise TemplateFaults(compiled.faults)
         return cls(text, compiled.references, compiled.run)
 
     def render(self, names: Names) -> str:
@@ -105,8 +107,8 @@ class Template:
     def __get_pydantic_core_schema__(
         cls, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        return core_schema.no_info_after_validator_function(
-            lambda text: parse_field(cls.parse, text),
+        return core_schema.with_info_after_validator_function(
+            lambda text, info: parse_field(cls.parse, text, info),
             core_schema.str_schema(strict=True, min_length=1),
         )
 
@@ -124,8 +126,11 @@ class Expression:
     _run: Callable[[Meter], Any] = field(repr=False, compare=False)
 
     @classmethod
-    def parse(cls, text: str | bool) -> Expression:
+    def parse(cls, text: str | bool, cache: Cache | None = None) -> Expression:
         """Check an expression and compile it.
+
+        Args:
+            cache: what was compiled before for the same document.
 
         Raises:
             TemplateFaults: it holds what is not allowed.
@@ -133,9 +138,9 @@ class Expression:
         if isinstance(text, bool):
             return cls("true" if text else "false", References(), lambda _: text)
         wrapped = _WRAPPED.fullmatch(text.strip())
-        compiled = _compile_expression(wrapped[1] if wrapped else text)
+        compiled = (cache or Cache()).expression(wrapped[1] if wrapped else text)
         if compiled.faults:
-            raise TemplateFaults(list(compiled.faults))
+            raise TemplateFaults(compiled.faults)
         return cls(text, compiled.references, compiled.run)
 
     def value(self, names: Names) -> Any:
@@ -180,8 +185,8 @@ class Expression:
         plain = core_schema.union_schema(
             [core_schema.bool_schema(strict=True), core_schema.str_schema(strict=True)]
         )
-        return core_schema.no_info_plain_validator_function(
-            lambda text: parse_field(cls.parse, _expression_text(text)),
+        return core_schema.with_info_plain_validator_function(
+            lambda text, info: parse_field(cls.parse, _expression_text(text), info),
             json_schema_input_schema=plain,
         )
 
@@ -189,56 +194,101 @@ class Expression:
 class _Compiled(NamedTuple):
     run: Callable[[Meter], Any]
     references: References
-    faults: tuple[Fault, ...]
+    faults: list[Fault]
 
 
-# A document is checked twice, for its types and for its references; a run loads it again.
-@lru_cache(maxsize=1024)
-def _compile_template(text: str) -> _Compiled:
-    compiler = TemplateCompiler()
-    tree = _parse(text, compiler, lambda: Parser(_ENVIRONMENT, text).parse())
-    run = compiler.body(tree.body) if tree else lambda _: None
-    return _Compiled(run, compiler.references, tuple(compiler.faults))
+class Cache:
+    """Compiles the templates of one document, each once, and bounds them together.
+
+    The parser takes about 10 µs for a token of Jinja's (a name, a dot, a bracket, the text between
+    two tags).
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[bool, str], _Compiled] = {}
+        self._tokens = _Tokens()
+
+    def template(self, text: str) -> _Compiled:
+        """The closure of a template."""
+        known = self._made.get((True, text))
+        if known is None:
+            known = self._made[True, text] = self._template(text)
+        return known
+
+    def expression(self, text: str) -> _Compiled:
+        """The closure of an expression."""
+        known = self._made.get((False, text))
+        if known is None:
+            known = self._made[False, text] = self._expression(text)
+        return known
+
+    def _template(self, text: str) -> _Compiled:
+        compiler = TemplateCompiler()
+        tree = self._parse(compiler, lambda: Parser(self._tokens, text).parse())
+        run = compiler.body(tree.body) if tree else lambda _: None
+        return _Compiled(run, compiler.references, compiler.faults)
+
+    def _expression(self, text: str) -> _Compiled:
+        compiler = ExpressionCompiler()
+        tree = self._parse(compiler, lambda: self._whole_expression(text))
+        if tree is None:
+            return _Compiled(lambda _: None, compiler.references, compiler.faults)
+        code = compiler.expression(tree)
+        where = (_short(text), 1)
+
+        def run(meter: Meter) -> Any:
+            meter.where = where
+            return code(meter)
+
+        return _Compiled(run, compiler.references, compiler.faults)
+
+    def _whole_expression(self, text: str) -> nodes.Expr:
+        parser = Parser(self._tokens, text, state="variable")
+        tree = parser.parse_expression()
+        if not parser.stream.eos:
+            parser.fail("the expression ends before its text does", parser.stream.current.lineno)
+        return tree
+
+    def _parse(self, compiler: ExpressionCompiler, parse: Callable[[], Any]) -> Any:
+        """Jinja's tree, or None and a fault."""
+        try:
+            return parse()
+        except TemplateSyntaxError as error:
+            message = error.message or "syntax error"
+            for pattern, ours in _FROM_JINJA:
+                message = pattern.sub(ours, message)
+            compiler.faults.append(Fault(message[:300], error.lineno))
+        except RecursionError:
+            compiler.faults.append(Fault("is nested too deeply", 1))
+        except ValueError:  # of int(): more digits than Python reads
+            compiler.faults.append(Fault("a number is too large: whole numbers have 64 bits", 1))
+        return None
 
 
-@lru_cache(maxsize=1024)
-def _compile_expression(text: str) -> _Compiled:
-    compiler = ExpressionCompiler()
-    tree = _parse(text, compiler, lambda: _whole_expression(text))
-    if tree is None:
-        return _Compiled(lambda _: None, compiler.references, tuple(compiler.faults))
-    code = compiler.expression(tree)
-    where = (_short(text), 1)
+class _Tokens(Environment):
+    """Jinja's syntax with a bound on the tokens of all that is parsed with it."""
 
-    def run(meter: Meter) -> Any:
-        meter.where = where
-        return code(meter)
+    def __init__(self) -> None:
+        super().__init__(keep_trailing_newline=True)
+        self._left = limits.TEMPLATE_TOKENS
 
-    return _Compiled(run, compiler.references, tuple(compiler.faults))
+    def _tokenize(
+        self, source: str, name: str | None, filename: str | None = None, state: str | None = None
+    ) -> TokenStream:
+        return TokenStream(
+            self._bounded(super()._tokenize(source, name, filename, state)), name, filename
+        )
 
-
-def _whole_expression(text: str) -> nodes.Expr:
-    parser = Parser(_ENVIRONMENT, text, state="variable")
-    tree = parser.parse_expression()
-    if not parser.stream.eos:
-        parser.fail("an expression ends before its text does", parser.stream.current.lineno)
-    return tree
-
-
-def _parse(text: str, compiler: ExpressionCompiler, parse: Callable[[], Any]) -> Any:
-    """Jinja's tree, or None and a fault."""
-    try:
-        return parse()
-    except TemplateSyntaxError as error:
-        message = error.message or "syntax error"
-        for pattern, ours in _FROM_JINJA:
-            message = pattern.sub(ours, message)
-        compiler.faults.append(Fault(message[:300], error.lineno))
-    except RecursionError:
-        compiler.faults.append(Fault("is nested too deeply", 1))
-    except ValueError:  # of int(): more digits than Python reads
-        compiler.faults.append(Fault("a number is too large: whole numbers have 64 bits", 1))
-    return None
+    def _bounded(self, tokens: TokenStream) -> Iterator[Token]:
+        for token in tokens:
+            self._left -= 1
+            if self._left < 0:
+                raise TemplateSyntaxError(
+                    f"the templates of the document have more than {limits.TEMPLATE_TOKENS:,}"
+                    " words and signs in their tags",
+                    token.lineno,
+                )
+            yield token
 
 
 def _evaluate(run: Callable[[Meter], Any], meter: Meter) -> Any:
@@ -256,10 +306,12 @@ def _expression_text(value: Any) -> str | bool:
     raise PydanticCustomError("expression_type", "must be an expression, as text")
 
 
-def parse_field(parse: Callable[[Any], Any], text: Any) -> Any:
+def parse_field(
+    parse: Callable[[Any, Cache | None], Any], text: Any, info: core_schema.ValidationInfo
+) -> Any:
     """What `parse` makes of a field; its faults as an error of pydantic."""
     try:
-        return parse(text)
+        return parse(text, info.context)
     except TemplateFaults as error:
         raise PydanticCustomError(
             "template", "{message}", {"message": str(error), "faults": error.faults}

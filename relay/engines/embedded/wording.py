@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.engines.embedded.document import KINDS, NAME_PATTERN, Part, Workflow, WorkflowDocument
@@ -10,6 +9,8 @@ from relay.engines.embedded.problems import Problems, is_task, named
 from relay.engines.embedded.syntax import hint
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from pydantic import ValidationError
 
     from relay.engines.embedded.reading import Place
