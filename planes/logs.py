@@ -95,19 +95,21 @@ def configure(
     _direct = out if mode == "json" and root.isEnabledFor(logging.INFO) else None
 
 
-def request_line(level: Literal["info", "warning"], fields: Mapping[str, Any]) -> None:
-    """Write the one line of a request.
+def request_line(
+    level: Literal["info", "warning"], fields: Mapping[str, Any], event: str = "request"
+) -> None:
+    """Write the one line of a request, or of what else has a record.
 
     It is most of what is ever logged, so as JSON it goes the short way: the same masking and the
     same form as all other lines, but no record and no chain of processors.
     """
     if _direct is None:
-        getattr(_log, level)("request", **fields)
+        getattr(_log, level)(event, **fields)
         return
     now = datetime.now(UTC).isoformat()[:-6]
-    event = {"timestamp": f"{now}Z", "level": level, "event": "request", **fields}
+    line = {"timestamp": f"{now}Z", "level": level, "event": event, **fields}
     try:
-        _direct.write(_to_json(None, level, event) + "\n")
+        _direct.write(_to_json(None, level, line) + "\n")
         _direct.flush()
     except (OSError, ValueError):
         pass  # a log that cannot be written stops no request

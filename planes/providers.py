@@ -85,7 +85,9 @@ class Providers:
                         "and every answer says so in `provider`",
                         why=error.message,
                     )
-                    self._providers[name] = self._providers[REPLAY]
+                    self._providers[name] = replace(
+                        self._providers[REPLAY], default_model=provider.default_model
+                    )
                     continue
                 log.error("a provider cannot start", provider=name, why=error.message)
                 await provider.upstream.close()
@@ -108,6 +110,7 @@ def _provider(name: str, settings: ProviderSettings) -> Provider:
     upstream: Upstream
     shape: Shape = OPENAI
     secrets: tuple[str, ...] = ()
+    default_model: str | None = None
     match settings:
         case HttpProvider():
             key = settings.api_key.get_secret_value() if settings.api_key else ""
@@ -124,6 +127,7 @@ def _provider(name: str, settings: ProviderSettings) -> Provider:
                 user_agent=USER_AGENT,
             )
         case LocalProvider():
+            default_model = settings.model
             upstream = LocalUpstream(
                 name, LlamaProcess(settings.model), _local_http(name, settings.header_timeout_s)
             )
@@ -132,6 +136,7 @@ def _provider(name: str, settings: ProviderSettings) -> Provider:
     return Provider(
         name=name,
         upstream=upstream,
+        default_model=default_model,
         aggregate=settings.aggregate,
         stream_options=settings.stream_options,
         shape=shape,

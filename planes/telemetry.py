@@ -30,20 +30,21 @@ _PLANES: Final = (("/v1/", "models"), ("/api/v1/", "models"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """One request that has ended.
+    """One request, or one call of a model by an agent, that has ended.
 
     Attributes:
         record: all that is known of it.
         at: when it ended, of the monotonic clock as `record.started`.
         status: as logged: of a stream that failed, that of its error.
         error_code: why it failed; None if it did not.
+        method: None of an agent's call of a model, which is no HTTP request.
         route: the path with its parameters' names; None where nothing is mounted.
         headers: of the request; for its trace context alone.
     """
 
     record: RequestRecord
     at: float
-    method: str
+    method: str | None
     route: str | None
     status: int
     error_code: str | None
@@ -51,7 +52,9 @@ class Ended:
 
     @property
     def plane(self) -> str:
-        """The plane that was asked; empty for none."""
+        """The plane that was asked; empty for none. Of an agent's call, that of its run."""
+        if self.record.agent is not None:
+            return self.record.plane
         route = self.route or ""
         return next((plane for start, plane in _PLANES if route.startswith(start)), "")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
     from planes.telemetry import Ended
-    from relay.record import Attempt
+    from relay.record import Attempt, RequestRecord
 
 log = structlog.get_logger("sluicegate")
 
@@ -105,11 +105,12 @@ class Tracing:
             return
         record = end.record
         clock = _Clock(end.at)
+        agent = record.agent
         name = f"{_method(end)} {end.route}" if end.route else _method(end)
         span = self._tracer.start_span(
-            name,
+            name if agent is None else f"invoke_agent {agent}",
             context=_parent(end),
-            kind=SpanKind.SERVER,
+            kind=SpanKind.SERVER if agent is None else SpanKind.INTERNAL,
             attributes=_request_attributes(end),
             start_time=clock.unix_ns(record.started),
         )
@@ -167,15 +168,16 @@ def _request_attributes(end: Ended) -> dict[str, Any]:
     record, used = end.record, end.record.settlement
     return _present(
         {
-            "http.request.method": _method(end),
+            "http.request.method": _method(end) if record.agent is None else None,
             "http.route": end.route,
-            "http.response.status_code": end.status,
+            "http.response.status_code": end.status if record.agent is None else None,
             "error.type": end.error_code,
             "sluicegate.request_id": record.request_id,
             "sluicegate.plane": end.plane or None,
             "sluicegate.outcome": str(record.outcome) if record.outcome else None,
             "sluicegate.cost_micro_usd": used.cost_micro_usd if used else None,
-            "gen_ai.operation.name": "chat" if record.model else None,
+            "gen_ai.operation.name": _operation(record),
+            "gen_ai.agent.id": record.agent,
             "gen_ai.request.model": record.model,
             "gen_ai.provider.name": record.provider,
         }
@@ -215,6 +217,12 @@ def _present(attributes: dict[str, Any]) -> dict[str, Any]:
 def _text(value: str) -> str:
     """What others chose, short and encodable: a lone surrogate would lose its whole batch."""
     return value[:_TEXT_MAX].encode("utf-8", "replace").decode()
+
+
+def _operation(record: RequestRecord) -> str | None:
+    if record.agent is not None:
+        return "invoke_agent"
+    return "chat" if record.model else None
 
 
 def _method(end: Ended) -> str:

@@ -167,7 +167,7 @@ class Billing:
             request_id=request.request_id,
             org=record.org or "",
             key_id=record.key_id or "",
-            plane="models",
+            plane=record.plane,
             model=request.slug,
             worker=self._worker,
             placed_at=time.time(),

@@ -42,6 +42,7 @@ class RequestRecord:
     """Filled while a request runs; read once at its end. Times are of the monotonic clock.
 
     Attributes:
+        plane: for the usage row. agent: whose call of a model this is, None for a client's request.
         model: the slug. provider, upstream_model: the candidate that was tried last.
         stream: whether a stream was asked for. streamed: whether the client got its status line.
         execution_id: the run that it began or looks at, None for most.
@@ -51,6 +52,8 @@ class RequestRecord:
 
     request_id: str
     started: float
+    plane: str = "models"
+    agent: str | None = None
     org: str | None = None
     key_id: str | None = None
     model: str | None = None
@@ -79,6 +82,8 @@ class RequestRecord:
             "org": self.org,
             "key_id": self.key_id,
             "execution_id": self.execution_id,
+            "plane": self.plane if self.agent is not None else None,
+            "agent": self.agent,
             "model": self.model,
             "provider": self.provider,
             "stream": self.stream if self.model else None,

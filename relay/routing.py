@@ -23,6 +23,7 @@ class Provider:
     """One provider that is on, and what its descriptor says about it.
 
     Attributes:
+        default_model: what serves who names no model, None if it has to be asked (A1.2).
         aggregate: plain requests are dialled as streams (M4.1).
         stream_options: it takes `stream_options` (M3.3).
         shape: the wire that it speaks (M5).
@@ -34,6 +35,7 @@ class Provider:
 
     name: str
     upstream: Upstream
+    default_model: str | None = None
     aggregate: bool = False
     stream_options: bool = True
     shape: Shape = OPENAI
@@ -101,6 +103,30 @@ class Router:
             "of their own, and <provider>/<model> names any model of a provider that is on",
             param="model",
         )
+
+    def select(self, named: Iterable[tuple[str, str]]) -> tuple[Candidate, ...]:
+        """Return the candidates of a list of one's own, in its order; at least one.
+
+        Args:
+            named: names of providers, and their models.
+
+        Raises:
+            ModelNotFound: none of the providers is on.
+        """
+        listed = list(named)
+        found = tuple(
+            Candidate(provider=self._providers[provider], model=model)
+            for provider, model in listed
+            if provider in self._providers
+        )
+        if not found:
+            names = ", ".join(dict.fromkeys(provider for provider, _ in listed))
+            raise ModelNotFound(f"no provider of these is on: {names}", param="model")
+        return found
+
+    def provider(self, name: str) -> Provider | None:
+        """Return a provider that is on."""
+        return self._providers.get(name)
 
     def routes(self) -> Iterable[tuple[str, tuple[Candidate, ...]]]:
         """Yield each listed slug with its candidates."""

@@ -6,7 +6,7 @@ from planes.settings.decision import ChatLogprobsBackend
 from planes.settings.providers import NO_KEY
 from planes.settings.root import Settings
 
-LATER_SECTIONS = ("agents", "agents_plane", "workflows")
+LATER_SECTIONS = ("agents_plane", "workflows")
 OPENAI_FLAGS = ("cumulative_deltas", "inline_tool_calls")
 
 
@@ -18,6 +18,7 @@ def notices(settings: Settings) -> list[str]:
     return [
         *_providers_off(settings),
         *_models_off(settings),
+        *_agents_off(settings),
         *_decisions_off(settings),
         *_flags_of_openai(settings),
         *_later(settings),
@@ -44,6 +45,14 @@ def _models_off(settings: Settings) -> Iterator[str]:
             yield f"model {slug} has no live candidate: {_and(names)} {_be(names)} off"
 
 
+def _agents_off(settings: Settings) -> Iterator[str]:
+    """Nobody can serve these; others are served as long as one of their candidates is on."""
+    for name, agent in settings.agents.items():
+        providers = list(dict.fromkeys(settings.providers_of(agent)))
+        if all(settings.provider_off_reason(provider) is not None for provider in providers):
+            yield f"agent {name} is off: {_and(providers)} {_be(providers)} off"
+
+
 def _decisions_off(settings: Settings) -> Iterator[str]:
     """The plane is there all the same, and its every answer is 503 with the reason (D5.6)."""
     backend = settings.decision.backend
@@ -64,8 +73,6 @@ def _flags_of_openai(settings: Settings) -> Iterator[str]:
 
 def _later(settings: Settings) -> Iterator[str]:
     sections = [name for name in LATER_SECTIONS if name in settings.model_fields_set]
-    if not settings.agents and "agents" in sections:
-        sections.remove("agents")
     if sections:
         yield f"{_and(sections)} {_be(sections)} configured but not served yet"
 

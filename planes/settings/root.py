@@ -15,6 +15,7 @@ from planes.settings.server import Billing, Bus, Journal, Server, Store, Telemet
 from planes.settings.workflows import AgentsPlane, Workflows
 
 Loc = tuple[int | str, ...]
+_UNKNOWN_MODEL = "names no configured model: an entry of `models`, or <provider>/<model>"
 
 
 class Settings(Section):
@@ -72,6 +73,15 @@ class Settings(Section):
         """
         return self.providers[name].off_reason
 
+    def providers_of(self, agent: Agent) -> tuple[str, ...]:
+        """Return who may serve an agent, on or off."""
+        if agent.candidates is not None:
+            return tuple(candidate.provider for candidate in agent.candidates)
+        if agent.model is not None:
+            return tuple(candidate.provider for candidate in self.candidates_of(agent.model))
+        assert agent.provider is not None, "an agent has a model, candidates or a provider"
+        return (agent.provider,)
+
     def candidates_of(self, slug: str) -> tuple[Candidate, ...]:
         """Return who serves `slug`, on or off; it may be `<provider>/<model>` (M2.2)."""
         if slug in self.models:
@@ -112,6 +122,9 @@ def _across(data: Mapping[str, object]) -> Iterator[tuple[Loc, str]]:
         for loc, name in _named_providers(data):
             if isinstance(name, str) and name not in names:
                 yield loc, _unknown_provider(name, names)
+        for name, agent in _entries(data.get("agents")):
+            if not _names_a_model(_get(agent, "model"), data, providers):
+                yield ("agents", name, "model"), _UNKNOWN_MODEL
         problem = _deciding_model(data, providers)
         if problem is not None:
             yield ("decision", "backend", "model"), problem
@@ -135,6 +148,16 @@ def _named_providers(data: Mapping[str, object]) -> Iterator[tuple[Loc, object]]
                 yield (section, name, "provider"), _get(entry, "provider")
 
 
+def _names_a_model(
+    slug: object, data: Mapping[str, object], providers: Mapping[str, object]
+) -> bool:
+    """Whether a slug can be served once its provider is on; what is no text is another's fault."""
+    if not isinstance(slug, str) or _get(data.get("models"), slug) is not None:
+        return True
+    provider, slash, model = slug.partition("/")
+    return bool(slash and model) and provider in providers
+
+
 def _deciding_model(data: Mapping[str, object], providers: Mapping[str, object]) -> str | None:
     """Say why the chat model that shall decide cannot list token probabilities (D6.5)."""
     backend = _get(data.get("decision"), "backend")
@@ -146,7 +169,7 @@ def _deciding_model(data: Mapping[str, object], providers: Mapping[str, object])
     if entry is None:
         names = [slug.partition("/")[0]]
         if names[0] not in providers:
-            return "names no configured model: an entry of `models`, or <provider>/<model>"
+            return _UNKNOWN_MODEL
     for provider in (providers.get(name) for name in names if isinstance(name, str)):
         if _get(provider, "kind") == "replay":
             return "is served by recorded transcripts, which hold no token probabilities"

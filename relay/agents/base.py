@@ -23,9 +23,11 @@ class AgentCall:
         agent: an id of `agents:`.
         messages: after the agent's system prompt, in the OpenAI form.
         max_tokens: over the agent's own; None leaves that.
-        overrides: request fields over the agent's `parameters`. model: a slug instead of the
-            agent's own (A1.1 `model`, `provider`).
-        plane: for the usage rows.
+        overrides: request fields over the agent's `parameters`; `messages`, `model`, `n`, `tools`,
+            `stream` and `stream_options` among them are not heeded.
+        model: a slug instead of the agent's own. provider: one whose default model serves instead,
+            if there is no `model` (A1.1).
+        plane: for the usage rows. execution_id: of the run, for the log.
     """
 
     call_id: str
@@ -33,8 +35,10 @@ class AgentCall:
     messages: Sequence[Mapping[str, Any]]
     payer: Payer
     plane: str = "workflows"
+    execution_id: str | None = None
     max_tokens: int | None = None
     model: str | None = None
+    provider: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -89,14 +93,25 @@ class AgentError(Exception):
             …), or `agent_not_found`, `empty_reply`, `tool_rounds`.
         retryable: whether the same call may do better.
         usage: what was used all the same.
+        retry_after_s: how long a provider asked to be left alone, in whole seconds; None if none
+            did.
     """
 
-    def __init__(self, code: str, message: str, *, retryable: bool, usage: Usage) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        retryable: bool,
+        usage: Usage,
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.retryable = retryable
         self.usage = usage
+        self.retry_after_s = retry_after_s
 
 
 class AgentCaller(Protocol):

@@ -69,7 +69,8 @@ def problems(text: str, env: dict[str, str] | None = None) -> list[str]:
 
 def system(text: str, env: dict[str, str] | None = None) -> str:
     """Return what `text`, a YAML scalar, becomes where any text is allowed."""
-    whole = load_text(f"agents: {{a: {{model: m, system: {text}}}}}", env or {})
+    agent = f"agents: {{a: {{model: replay/m, system: {text}}}}}"
+    whole = load_text(f"{agent}\nproviders: {{replay: {{kind: replay}}}}", env or {})
     return whole.agents["a"].system
 
 
@@ -80,7 +81,7 @@ def test_the_contracts_example_loads_without_keys() -> None:
     assert settings.provider_off_reason("odd-one") is None
     assert notices(settings) == [
         "providers openai, anthropic and gemini are off: api_key is empty",
-        "agents, agents_plane and workflows are configured but not served yet",
+        "agents_plane and workflows are configured but not served yet",
     ]
 
 
@@ -187,7 +188,8 @@ def test_a_value_that_cannot_be_made_is_one_problem() -> None:
 
 def test_an_unset_variable_is_reported_at_its_own_line_of_a_block() -> None:
     """A block of text begins lines before it."""
-    text = "agents:\n  a:\n    model: m\n    system: |\n      one\n      ${TWO}\n"
+    text = "agents:\n  a:\n    provider: p\n    system: |\n      one\n      ${TWO}\n"
+    text += "providers: {p: {kind: replay}}\n"
     assert problems(text) == ["6: agents.a.system: environment variable TWO is not set"]
 
 

@@ -303,13 +303,14 @@ def test_problems_between_sections_come_with_all_the_others() -> None:
             "keys": [{"key": "ozk_1", "org": "a"}, {"key": "ozk_1 ", "org": "b"}],
             "providers": {"openai": OPENAI},
             "models": {"m": {"candidates": [{"provider": "opnai", "model": "x"}]}},
-            "agents": {"a": {"provider": "nothing-like-it"}},
+            "agents": {"a": {"provider": "nothing-like-it"}, "b": {"model": "m/x"}},
         }
     )
     assert found == [
         "server.port: must be at least 0",
         "models.m.candidates.0.provider: names no configured provider (did you mean `openai`?)",
         "agents.a.provider: names no configured provider",
+        "agents.b.model: names no configured model: an entry of `models`, or <provider>/<model>",
         "keys.1.key: is the same key as keys[0]",
     ]
 
@@ -374,10 +375,18 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
             "providers a, b and c are off: api_key is empty",
         ),
         (
-            {"agents": {"a": {"model": "m"}}, "agents_plane": {}},
-            "agents and agents_plane are configured but not served yet",
+            {"agents_plane": {}, "workflows": {}},
+            "agents_plane and workflows are configured but not served yet",
         ),
         ({"workflows": {}}, "workflows is configured but not served yet"),
+        (
+            {
+                "providers": {"x": OPENAI, "local": {"kind": "local"}},
+                "models": {"m": {"candidates": [{"provider": "local", "model": "x"}]}},
+                "agents": {"a": {"model": "m"}, "b": {"provider": "x"}},
+            },
+            None,
+        ),
         (
             {
                 "providers": {"x": OPENAI, "a": OPENAI | {"api_key": "sk"}},
@@ -393,9 +402,37 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
         ({"providers": {}}, "no provider is on: no model can be served"),
     ],
 )
-def test_what_does_nothing_yet_is_said(section: dict[str, object], notice: str) -> None:
+def test_what_does_nothing_yet_is_said(section: dict[str, object], notice: str | None) -> None:
     """Settings that a later release serves are accepted, and said to be so."""
-    assert notices(settings(**section)) == [notice]
+    assert notices(settings(**section)) == ([] if notice is None else [notice])
+
+
+def test_an_agent_that_nobody_can_serve_is_off() -> None:
+    """W3.4: each way to name who serves it; one that is on is enough."""
+    off = OPENAI | {"api_key": ""}
+    dark, lit = ({"provider": name, "model": "x"} for name in ("dark", "lit"))
+    found = notices(
+        settings(
+            providers={"dark": off, "night": off, "lit": OPENAI},
+            models={"m": {"candidates": [dark]}},
+            agents={
+                "a": {"model": "dark/x"},
+                "b": {"candidates": [dark, {"provider": "night", "model": "x"}]},
+                "c": {"provider": "dark"},
+                "d": {"model": "m"},
+                "e": {"candidates": [dark, lit]},
+                "f": {"model": "lit/x"},
+            },
+        )
+    )
+    assert found == [
+        "providers dark and night are off: api_key is empty",
+        "model m has no live candidate: dark is off",
+        "agent a is off: dark is off",
+        "agent b is off: dark and night are off",
+        "agent c is off: dark is off",
+        "agent d is off: dark is off",
+    ]
 
 
 def test_a_decision_plane_without_a_model_is_said() -> None:
