@@ -1,4 +1,4 @@
-"""One order for many producers: random interleavings against an independent reading of W2.2, W2.3."""
+"""One order for many producers: random interleavings against a reading of W2.2 and W2.3."""
 
 from __future__ import annotations
 
@@ -439,6 +439,7 @@ class World:
         assert not self.result or finals[-1] == "workflow_result"
 
 
+OTHERS = ("heartbeat", "task_dispatched", "made_up")
 TASKS = st.sampled_from("ab")
 ACTIONS = st.one_of(
     st.tuples(st.just("frame"), st.sampled_from(ABOUT_TASKS), TASKS, st.booleans()),
