@@ -20,7 +20,28 @@ class HttpEngine(Section):
     base_url: HttpUrl = Field(description="http(s) URL of the engine.")
     api_key: ApiKey = Field(default=None, description="The engine's key; left out: none is sent.")
     allow_stream_origins: tuple[HttpUrl, ...] = Field(
-        default=(), description="Further origins whose sub-streams may be opened."
+        default=(),
+        description="Further origins whose sub-streams may be opened, without the key; "
+        "a path behind them is not looked at.",
+    )
+    connect_timeout_s: Positive = Field(
+        default=10, description="Seconds to connect, to the engine or to a sub-stream."
+    )
+    header_timeout_s: Positive = Field(
+        default=60, description="Seconds to the response headers of either."
+    )
+    idle_timeout_s: Positive = Field(
+        default=600,
+        description="Seconds of silence, heartbeats and comments counted as sound, after which the "
+        "engine is taken for dead: the run ends with engine_error.",
+    )
+    stream_idle_timeout_s: Positive = Field(
+        default=60, description="Seconds of silence after which a sub-stream is closed."
+    )
+    stream_finish_timeout_s: Positive = Field(
+        default=30,
+        description="Seconds that a task's end frame waits for its sub-stream, and the outcome for "
+        "workflow_result.",
     )
 
 

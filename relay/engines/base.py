@@ -136,6 +136,11 @@ class Usage:
         }
 
 
+# Name and bytes of each: the outcome (or `workflow_yielded`) first, `workflow_result` last unless
+# the engine did not say it. Empty for an engine that leaves them to `relay.runs`.
+Verbatim: TypeAlias = tuple[tuple[str, bytes], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
     """The run did all that its document says.
@@ -143,13 +148,13 @@ class Completed:
     Attributes:
         final_task_id: the task whose output is the run's; None if none ran.
         summary: `execution_summary` without `duration_ms` and `usage`, which `relay.runs` adds.
-        verbatim: the outcome frame and `workflow_result` of a remote engine, as they came.
+        verbatim: the last frames of a remote engine; see `Verbatim`.
     """
 
     final_task_id: str | None
     summary: Mapping[str, Any]
     usage: Usage = field(default_factory=Usage)
-    verbatim: tuple[bytes, bytes] | None = None
+    verbatim: Verbatim = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +171,7 @@ class Failed:
     task_id: str | None = None
     summary: Mapping[str, Any] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
-    verbatim: tuple[bytes, bytes] | None = None
+    verbatim: Verbatim = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +187,7 @@ class Yielded:
     schema: Mapping[str, Any] | None = None
     summary: Mapping[str, Any] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
+    verbatim: Verbatim = ()
 
 
 Ending: TypeAlias = Completed | Failed | Yielded

@@ -112,10 +112,20 @@ class HttpUpstream:
         Args:
             headers: added to those of every request.
         """
-        assert self._session is not None, "post() before start()"
+        return await self._request("POST", url, body, {**self._headers, **headers})
+
+    async def get(self, url: str, headers: Mapping[str, str]) -> HttpReply:
+        """Ask for a resource; see `post`."""
+        ours = {k: v for k, v in self._headers.items() if k.lower() != "content-type"}
+        return await self._request("GET", url, None, {**ours, **headers})
+
+    async def _request(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> HttpReply:
+        assert self._session is not None, "a request before start()"
         try:
             async with asyncio.timeout(self._header_timeout_s):
-                response = await self._post(url, body, {**self._headers, **headers})
+                response = await self._send(method, url, body, headers)
         except aiohttp.ConnectionTimeoutError:
             raise UpstreamUnreachable(
                 f"{self._name}: no connection within {self._connect_timeout_s:g} s"
@@ -161,8 +171,8 @@ class HttpUpstream:
                 f"{self._name} closed the connection before it answered ({type(error).__name__})"
             ) from None
 
-    async def _post(
-        self, url: str, body: bytes, headers: Mapping[str, str]
+    async def _send(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
         """Send the request, again on another connection if the one from the pool was stale.
 
@@ -176,8 +186,8 @@ class HttpUpstream:
             started = clock()
             try:
                 with dialling:
-                    return await self._session.post(
-                        url, data=body, headers=headers, allow_redirects=False
+                    return await self._session.request(
+                        method, url, data=body, headers=headers, allow_redirects=False
                     )
             except aiohttp.ClientConnectorError:
                 raise
