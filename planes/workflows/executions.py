@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
@@ -13,9 +13,13 @@ from planes.runs.results import document_of, json_response
 from planes.runs.stream import RunStream
 from planes.workflows.executing import wire_of
 from planes.workflows.schemas import read_answer
+from relay.engines.embedded.schemas import AnswerSchema
 from relay.errors import BadRequest, RelayError
 from relay.runs.groups import PLACED
 from relay.stores.runs import ENDED
+
+if TYPE_CHECKING:
+    from relay.stores.runs import RunRow
 
 _POSITION: Final = re.compile(r"[0-9]{1,18}")
 
@@ -62,9 +66,7 @@ async def resume(request: web.Request) -> web.StreamResponse:
         async with request.app[GATEWAY].inflight.interruptible():
             answer = await read_answer(request)
         runs = request.app[RUNS]
-        refused = runs.engine(row.plane).refuse_answer(row.waits_for, answer)
-        if row.state == "yielded" and refused is not None:
-            raise BadRequest(refused, param="answer")
+        _check_answer(row, answer)
         stream = RunStream(
             request,
             row.execution_id,
@@ -79,6 +81,16 @@ async def resume(request: web.Request) -> web.StreamResponse:
         if run is None:
             raise NotWaiting(f"the execution is {row.state}; it waits for no answer")
         return await stream.serve()
+
+
+def _check_answer(row: RunRow, answer: Any) -> None:
+    """The answer fits the schema that the yield names, if it names one (cnl)."""
+    schema = row.waits_for.get("schema") if row.state == "yielded" else None
+    if schema is None:
+        return
+    problems = AnswerSchema(schema).problems(answer)
+    if problems:
+        raise BadRequest("; ".join(problems), param="answer")
 
 
 async def events(request: web.Request) -> web.StreamResponse:

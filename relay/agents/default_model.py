@@ -80,7 +80,7 @@ class DefaultModels:
 async def _asked(upstream: HttpUpstream) -> str | None:
     try:
         async with asyncio.timeout(ASK_WAIT_S):
-            status, body = await upstream.get("/health", max_bytes=_BODY_BYTES_MAX)
+            status, body = await upstream.fetch("/health", max_bytes=_BODY_BYTES_MAX)
         health = loads(body) if 200 <= status < 300 else None
     except (TimeoutError, UpstreamError, ValueError):
         return None

@@ -236,19 +236,12 @@ class Checked:
 class Engine(Protocol):
     """Works on documents."""
 
-    @property
-    def resumes(self) -> bool:
-        """Whether it can take up a run whose process died (`Envelope.past`)."""
-
     def check(self, document: str | Mapping[str, Any], inputs: Mapping[str, Any]) -> Checked:
         """Look at a document before anything is started. May take tens of milliseconds.
 
         Raises:
             DocumentError: it cannot be run.
         """
-
-    def refuse_answer(self, waits_for: Any, answer: Any) -> str | None:
-        """Why an answer is none to what a run waits for (`{task_id, prompt, schema}`); else None."""
 
     async def run(self, envelope: Envelope, outlet: Outlet) -> Ending:
         """Work on a document until it is done.

@@ -23,11 +23,9 @@ def hopeless(row: RunRow, engine: Engine | None) -> Failed | None:
     """Why a run that was left by its process is not taken up again; None if it is."""
     if row.cancel_requested:
         return CANCELLED
-    if engine is None or not engine.resumes:
+    if engine is None:
         return Failed(
-            code="orphaned",
-            message="the gateway process that worked on this run is gone, and its engine cannot "
-            "take it up again",
+            code="orphaned", message="nothing in this gateway works on such runs any more"
         )
     if row.attempts > ATTEMPTS_MAX:
         return Failed(

@@ -143,33 +143,19 @@ class HttpUpstream:
             ) from None
         return HttpReply(self._name, response)
 
-    async def get(self, path: str, *, max_bytes: int) -> tuple[int, bytes]:
-        """Ask something that is no chat; return the status and the body, cut after `max_bytes`.
-
-        Bounded by its caller in time.
-
-        Raises:
-            UpstreamUnreachable, UpstreamTruncated: there was no answer, or half of one.
+    async def fetch(self, path: str, *, max_bytes: int) -> tuple[int, bytes]:
+        """Ask for something small below the base URL; return the status and the body, cut after
+        `max_bytes`. Raises as `open`.
         """
-        assert self._session is not None, "get() before start()"
         base_url = self._base_url if isinstance(self._base_url, str) else self._base_url()
-        headers = {k: v for k, v in self._headers.items() if k.lower() != "content-type"}
+        reply = await self.get(base_url + path, {})
         body = b""
         try:
-            with Dialling():
-                async with self._session.get(
-                    base_url + path, headers=headers, allow_redirects=False
-                ) as response:
-                    while len(body) < max_bytes and (data := await response.content.read(4096)):
-                        body += data
-                    return response.status, body[:max_bytes]
-        except aiohttp.ClientConnectorError as error:
-            reason = _reason(error.os_error)
-            raise UpstreamUnreachable(f"{self._name} cannot be reached: {reason}") from None
-        except (aiohttp.ClientError, ConnectionError, ValueError) as error:
-            raise UpstreamTruncated(
-                f"{self._name} closed the connection before it answered ({type(error).__name__})"
-            ) from None
+            while len(body) < max_bytes and (data := await reply.read()):
+                body += data
+        finally:
+            reply.abort()
+        return reply.status, body[:max_bytes]
 
     async def _send(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]

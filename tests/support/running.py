@@ -26,17 +26,12 @@ PAYER = Payer(org="acme", key_id="key_1")
 class ScriptedEngine:
     """Does what a test says."""
 
-    resumes = True
-
     def __init__(self, play: Callable[[Envelope, Outlet], Awaitable[Ending]]) -> None:
         self._play = play
         self.told: list[str] = []
 
     def check(self, document: str | Mapping[str, Any], inputs: Mapping[str, Any]) -> Checked:
         return Checked(name="scripted", task_count=1, inputs=inputs)
-
-    def refuse_answer(self, waits_for: Any, answer: Any) -> str | None:
-        return None
 
     async def run(self, envelope: Envelope, outlet: Outlet) -> Ending:
         return await self._play(envelope, outlet)
