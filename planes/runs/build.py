@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relay.engines.embedded.engine import EmbeddedEngine
-from relay.engines.http import HttpEngine as RemoteEngine
-from relay.engines.remote.link import RemoteLimits
 
 from planes.agents_caller import make_caller
 from planes.settings import HttpEngine
 from planes.version import version
+from relay.engines.http import HttpEngine as RemoteEngine
+from relay.engines.remote.link import RemoteLimits
 from relay.runs.service import RunService
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from relay.engines.base import Completed, Failed, Yielded
+from relay.engines.base import Completed, Failed
 from relay.errors import GatewayDraining, GatewayShutdown
 from relay.runs.lane import CommittedFrame
 from relay.runs.outlet import RunOutlet

@@ -103,7 +103,7 @@ class RunService:
         self._runs: dict[str, Run] = {}
         self._beginning: set[asyncio.Task[Run]] = set()
         self._periodic = (
-            Periodic("take over runs", self._claim, CLAIM_EVERY_S, at_once=True),
+            Periodic("take over runs", self.take_over, CLAIM_EVERY_S, at_once=True),
             Periodic("look for cancels", self._obey, CANCELS_EVERY_S),
             Periodic("touch runs", self._touch, min(TOUCH_EVERY_S, orphan_after_s / 5)),
             Periodic("retire runs", self._retire, RETIRE_EVERY_S, at_once=True),
@@ -304,7 +304,8 @@ class RunService:
 
     # -- runs that nobody works on ---------------------------------------------------------------
 
-    async def _claim(self) -> None:
+    async def take_over(self) -> None:
+        """Take up runs that were left by their processes (W2.5)."""
         room = self._runs_max - len(self._runs)
         if self._inflight.draining or room <= 0:
             return

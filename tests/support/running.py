@@ -78,9 +78,14 @@ class ListSink:
 
 @asynccontextmanager
 async def service_over(
-    path: Path, engine: ScriptedEngine, *, owner: str = "worker_a", **settings: Any
+    path: Path,
+    engine: ScriptedEngine,
+    *,
+    owner: str = "worker_a",
+    lease_until: float = 4e9,
+    **settings: Any,
 ) -> AsyncIterator[RunService]:
-    """A service over the store at `path`, with a live lease."""
+    """A service over the store at `path`; `lease_until`: 0 for a process that seems dead."""
     store = SqliteStore(path)
     await store.open()
     service = RunService(
@@ -92,7 +97,7 @@ async def service_over(
         **{"orphan_after_s": 300.0, "retention_days": 30.0, "runs_max": 100, **settings},
     )
     try:
-        await store.renew_lease(owner, 4e9)
+        await store.renew_lease(owner, lease_until)
         await service.start()
         yield service
     finally:
