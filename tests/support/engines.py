@@ -54,6 +54,7 @@ def play(
     run = envelope(document, inputs, past=outlet.past(answers))
     ending = run_virtually(engine.run(run, outlet))
     outlet.ended(ending)
+    assert getattr(ending, "code", None) != "invalid_workflow", ending
     assert agents.active == 0
     return Played(outlet, agents, ending)
 

@@ -59,6 +59,8 @@ async def run_group(works: Sequence[Coroutine[Any, Any, None]]) -> None:
             3.11 would lose it.
         BaseException: the first one that is not a task's failure, else the first.
     """
+    if not works:
+        return
     tasks = [asyncio.create_task(work) for work in works]
     pending = set(tasks)
     cancelled: asyncio.CancelledError | None = None
