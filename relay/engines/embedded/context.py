@@ -1,0 +1,118 @@
+"""One run: what it says, what is open, and how long it may be silent (W2.4)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+
+from encoders.json_text import dumps
+from relay.engines.embedded.memory import Memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from relay.agents.base import AgentCaller
+    from relay.engines.base import Envelope, Outlet
+    from relay.engines.embedded.document import Task
+    from relay.engines.embedded.lives import Job, Life, OnError
+    from relay.engines.embedded.places import Places
+    from relay.engines.embedded.scope import Scope
+
+PREVIEW_CHARS: Final = 512
+
+
+class Run:
+    """What all tasks of a run share.
+
+    Attributes:
+        caller: calls its agents. models: the slugs of its agents, for what is said.
+        places: of its document's tasks.
+        job: makes the job of a task of the document.
+        memory: what it knows of itself. jitter: gives numbers from 0 to 1.
+        leg: in the ids of its calls; what a former owner did last may not be known.
+        running: the tasks that were dispatched and have not ended, in that order.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        outlet: Outlet,
+        caller: AgentCaller,
+        *,
+        places: Places,
+        job: Callable[[Task, Scope, OnError | None], Job],
+        jitter: Callable[[], float],
+    ) -> None:
+        self.envelope = envelope
+        self.outlet = outlet
+        self.caller = caller
+        self.models = caller.agents()
+        self.memory = Memory(envelope.past)
+        self.places = places
+        self.job = job
+        self.jitter = jitter
+        self.running: dict[str, Life] = {}
+        self.leg = secrets.token_hex(4)
+        self._clock = asyncio.get_running_loop().time
+        self._spoke_at = self._clock()
+
+    def now(self) -> float:
+        """Seconds on the clock of the loop."""
+        return self._clock()
+
+    # -- what is said ---------------------------------------------------------------------------
+
+    def emit(
+        self, name: str, data: Mapping[str, Any], steps: Mapping[str, Any] | None = None
+    ) -> None:
+        """Say an event, with the steps that become durable with it (J1.4)."""
+        self._spoke_at = self._clock()
+        if steps:
+            self.outlet.emit(name, data, steps=steps)
+            for key, step in steps.items():
+                self.memory.learn(key, step)
+        else:
+            self.outlet.emit(name, data)
+
+    def once(
+        self,
+        name: str,
+        data: Mapping[str, Any],
+        *,
+        index: int = 0,
+        steps: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Say an event that a run says once, takeovers and retries included."""
+        if self.memory.first(name, data.get("task_id", ""), index):
+            self.emit(name, data, steps)
+
+    def token(self, task_id: str, raw: bytes) -> bool:
+        """Say a piece of text; whether more may follow at once."""
+        self._spoke_at = self._clock()
+        return self.outlet.token(task_id, raw)
+
+    async def beat(self, every_s: float, ended: asyncio.Event) -> None:
+        """Say a `heartbeat` after each silence of so many seconds, until the run has ended."""
+        while not ended.is_set():
+            left = self._spoke_at + every_s - self._clock()
+            if left <= 0:
+                self.emit("heartbeat", {"running": list(self.running)})
+                continue
+            try:
+                async with asyncio.timeout(left):
+                    await ended.wait()
+            except TimeoutError:
+                pass
+
+
+def measured(output: Any) -> tuple[int, str]:
+    """The bytes of an output, and the first of its characters.
+
+    Text counts as UTF-8, anything else as compact JSON.
+    """
+    if isinstance(output, str):
+        return len(output.encode("utf-8", "surrogatepass")), output[:PREVIEW_CHARS]
+    encoded = dumps(output)
+    # A character has at most 4 bytes; what is cut in two at the end is beyond the preview.
+    return len(encoded), encoded[: 4 * PREVIEW_CHARS].decode("utf-8", "ignore")[:PREVIEW_CHARS]
