@@ -112,7 +112,9 @@ async def test_nothing_is_found_by_looking_at_everything(
     await store.close()
     plans = traced.plan(store.path)
     assert len(plans) > 40
-    whole = re.compile(r"SELECT position, name, frame FROM events WHERE journal = \d+ ORDER|DELETE")
+    whole = re.compile(
+        r"SELECT position, name, task_id, frame FROM events WHERE journal = \d+ ORDER|DELETE"
+    )
     for statement, details in plans.items():
         for detail in details:
             if detail == SCANNED_BY_CLAIMS and statement.startswith("SELECT journal FROM runs"):
