@@ -367,7 +367,8 @@ class RunMachine(RuleBasedStateMachine):
         page = await runs.read(name, after=head // 2, limit=3)
         assert page is not None
         assert page.events == kept[head // 2 : head // 2 + 3]
-        assert (page.head, page.oldest) == (head, head + 1 if known.retired else 1)
+        oldest = head + 1 if known.retired else 1
+        assert (page.head, page.oldest, page.state) == (head, oldest, known.state)
         assert await runs.steps(name) == known.steps
         assert await runs.outputs(name) == known.outputs
         for task, value in known.outputs.items():

@@ -10,10 +10,12 @@ import pytest
 
 from relay.stores import schema
 from relay.stores import sqlite_journal as journals
+from relay.stores import sqlite_runs as runs
 from relay.stores.runs import Batch
 from relay.stores.sqlite import SqliteStore
 from relay.stores.sqlite_file import open_for_reading, open_for_writing
-from relay.stores.sqlite_journal import create_journal, find_journal, rows_of
+from relay.stores.sqlite_journal import find_journal, rows_of
+from relay.stores.sqlite_run_rows import row_of_new_run
 from tests.contract.values import NOW, event, events, hold, key, new_run, piece, row, run_end
 
 if TYPE_CHECKING:
@@ -178,8 +180,8 @@ def test_an_append_costs_the_same_anywhere(connection: sqlite3.Connection) -> No
         )
         return [instructions(connection, step) for step in steps]
 
-    create_journal(connection, "run/e1")
-    journals.append(connection, journal(), rows_of(events(*map(str, range(10)))))
+    first = rows_of(events(*map(str, range(10))))
+    runs.create_run(connection, row_of_new_run(new_run()), "{}", "{}", first)
     early = costs("early")
     connection.execute("BEGIN")
     for n in range(5_000):
