@@ -359,7 +359,7 @@ class RunMachine(RuleBasedStateMachine):
     async def _compare_journal(self, runs: RunStore, name: str, known: Run) -> None:
         head = len(known.events)
         kept = [
-            StoredEvent(position=n, name=e.name, frame=e.frame)
+            StoredEvent(position=n, name=e.name, task_id=e.task_id, frame=e.frame)
             for n, e in enumerate(known.events, 1)
             if not known.retired
         ]
@@ -367,11 +367,12 @@ class RunMachine(RuleBasedStateMachine):
         page = await runs.read(name, after=head // 2, limit=3)
         assert page is not None
         assert page.events == kept[head // 2 : head // 2 + 3]
-        assert (page.head, page.oldest) == (head, head + 1 if known.retired else 1)
+        oldest = head + 1 if known.retired else 1
+        assert (page.head, page.oldest, page.state) == (head, oldest, known.state)
         assert await runs.steps(name) == known.steps
-        assert {t: (v,) for t, v in known.outputs.items()} == {
-            task: await runs.output(name, task) for task in await runs.outputs(name)
-        }
+        assert await runs.outputs(name) == known.outputs
+        for task, value in known.outputs.items():
+            assert await runs.output(name, task) == (value,)
         found = await runs.texts(name, first=1, last=head)
         assert {t.position: t.raw for t in found} == {p: r for p, r in known.texts.items() if r}
         for at in {head // 2, head - 1, head}:

@@ -10,10 +10,12 @@ import pytest
 
 from relay.stores import schema
 from relay.stores import sqlite_journal as journals
+from relay.stores import sqlite_runs as runs
 from relay.stores.runs import Batch
 from relay.stores.sqlite import SqliteStore
 from relay.stores.sqlite_file import open_for_reading, open_for_writing
-from relay.stores.sqlite_journal import create_journal, find_journal, rows_of
+from relay.stores.sqlite_journal import find_journal, rows_of
+from relay.stores.sqlite_run_rows import row_of_new_run
 from tests.contract.values import NOW, event, events, hold, key, new_run, piece, row, run_end
 
 if TYPE_CHECKING:
@@ -112,7 +114,9 @@ async def test_nothing_is_found_by_looking_at_everything(
     await store.close()
     plans = traced.plan(store.path)
     assert len(plans) > 40
-    whole = re.compile(r"SELECT position, name, frame FROM events WHERE journal = \d+ ORDER|DELETE")
+    whole = re.compile(
+        r"SELECT position, name, task_id, frame FROM events WHERE journal = \d+ ORDER|DELETE"
+    )
     for statement, details in plans.items():
         for detail in details:
             if detail == SCANNED_BY_CLAIMS and statement.startswith("SELECT journal FROM runs"):
@@ -176,8 +180,8 @@ def test_an_append_costs_the_same_anywhere(connection: sqlite3.Connection) -> No
         )
         return [instructions(connection, step) for step in steps]
 
-    create_journal(connection, "run/e1")
-    journals.append(connection, journal(), rows_of(events(*map(str, range(10)))))
+    first = rows_of(events(*map(str, range(10))))
+    runs.create_run(connection, row_of_new_run(new_run()), "{}", "{}", first)
     early = costs("early")
     connection.execute("BEGIN")
     for n in range(5_000):
