@@ -17,8 +17,8 @@ IMPURE = {
 }  # fmt: skip
 # Modules of relay/ that obey the rule of encoders: values in, values out, `now` as an argument.
 PURE_IN_RELAY = {
-    "agents/spec", "cooldown", "deciders/failures", "errors", "lifecycle", "meter", "money",
-    "redact", "refusals", "request", "retry_after", "routing", "stream",
+    "agents/addresses", "agents/spec", "cooldown", "deciders/failures", "errors", "lifecycle",
+    "meter", "money", "redact", "refusals", "request", "retry_after", "routing", "stream",
 }  # fmt: skip
 PURE_IN_DECISIONS = {
     "budgets", "clocks", "dispatch", "effects", "intake", "limits", "outlet", "results", "session",
