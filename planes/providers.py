@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("sluicegate")
 
 REPLAY: Final = "replay"
+PACKAGED_MODEL: Final = "smollm2-135m"  # whose transcripts the package has
 
 
 class Providers:
@@ -132,6 +133,7 @@ def _provider(name: str, settings: ProviderSettings) -> Provider:
                 name, LlamaProcess(settings.model), _local_http(name, settings.header_timeout_s)
             )
         case ReplayProvider():
+            default_model = PACKAGED_MODEL if settings.path is None else None
             upstream = ReplayUpstream(name, _transcripts(settings.path))
     return Provider(
         name=name,

@@ -3,7 +3,7 @@
     base.py       what every section shares: strictness, the checked text and number types
     server.py     server, store, bus, journal, billing, telemetry
     providers.py  providers: `shape: openai|anthropic|gemini`, `kind: local`, `kind: replay`
-    catalog.py    keys, models, agents
+    catalog.py    keys, models, agents             tools.py     the tools of agents
     workflows.py  workflows, agents_plane            decision.py  decision
     root.py       `Settings`, the whole file, and the checks that cross its sections
     notices.py    what was configured and is not served yet
@@ -36,6 +36,7 @@ from planes.settings.providers import (
 )
 from planes.settings.root import Settings
 from planes.settings.server import Billing, Bus, Journal, Server, Store, Telemetry, Webhook
+from planes.settings.tools import HttpTool
 from planes.settings.workflows import (
     AgentsPlane,
     DurableEngine,
@@ -62,6 +63,7 @@ __all__ = [
     "Engine",
     "HttpEngine",
     "HttpProvider",
+    "HttpTool",
     "Journal",
     "Key",
     "KeyStatus",

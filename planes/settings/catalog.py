@@ -15,6 +15,7 @@ from planes.settings.base import (
     complaint,
     matching,
 )
+from planes.settings.tools import Tool, tool_name
 
 # In micro-USD, and for the most tokens that a request can claim, these are far inside 64 bits.
 BALANCE_USD_MAX = 1_000_000_000
@@ -89,14 +90,27 @@ class Agent(Section):
     parameters: Mapping[str, Any] = Field(
         default={}, description="Further request fields, passed as they are (temperature, …)."
     )
-    tools: tuple[Mapping[str, Any], ...] = Field(
-        default=(), description="Tools in the OpenAI form, passed as they are."
+    tools: tuple[Tool, ...] = Field(
+        default=(),
+        description="Tools that the gateway runs, and others in the OpenAI form, which are passed "
+        "as they are for what the provider itself runs: a call of one of these is an error to the "
+        "model.",
+    )
+    tool_rounds: Count = Field(
+        default=8, description="How often one call may run tools before it fails."
     )
 
     @model_validator(mode="after")
     def _has_a_model(self) -> Self:
         if self.model is None and self.candidates is None and self.provider is None:
             raise complaint("must have `model`, `candidates` or `provider`")
+        return self
+
+    @model_validator(mode="after")
+    def _names_tools_once(self) -> Self:
+        names = [name for name in map(tool_name, self.tools) if name is not None]
+        if len(set(names)) != len(names):
+            raise complaint("has two `tools` of one name")
         return self
 
 

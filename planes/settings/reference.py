@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from planes.settings import base
+from planes.settings import base, tools
 from planes.settings.base import Section
 from planes.settings.notices import LATER_SECTIONS
 from planes.settings.root import Settings
@@ -53,6 +53,7 @@ _TEXTS: Final = {
     base._one_line: "one line of text",
     base._header_name: "header name",
     base._header_value: "header value",
+    tools._network: "network",
 }
 _SCALARS: Final = {
     bool: "true or false",

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, ModelWrapValidatorHandler, SecretStr, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -13,6 +14,7 @@ from planes.settings.decision import Decision
 from planes.settings.providers import Provider
 from planes.settings.server import Billing, Bus, Journal, Server, Store, Telemetry
 from planes.settings.workflows import AgentsPlane, Workflows
+from relay.agents.addresses import host_matches
 
 Loc = tuple[int | str, ...]
 _UNKNOWN_MODEL = "names no configured model: an entry of `models`, or <provider>/<model>"
@@ -125,6 +127,7 @@ def _across(data: Mapping[str, object]) -> Iterator[tuple[Loc, str]]:
         for name, agent in _entries(data.get("agents")):
             if not _names_a_model(_get(agent, "model"), data, providers):
                 yield ("agents", name, "model"), _UNKNOWN_MODEL
+        yield from _unlisted_hosts(data)
         problem = _deciding_model(data, providers)
         if problem is not None:
             yield ("decision", "backend", "model"), problem
@@ -156,6 +159,30 @@ def _names_a_model(
         return True
     provider, slash, model = slug.partition("/")
     return bool(slash and model) and provider in providers
+
+
+def _unlisted_hosts(data: Mapping[str, object]) -> Iterator[tuple[Loc, str]]:
+    """Yield the tools whose host `agents_plane.tool_hosts` does not list (W3.4)."""
+    listed = [
+        pattern
+        for _, pattern in _items(_get(data.get("agents_plane"), "tool_hosts"))
+        if isinstance(pattern, str)
+    ]
+    for name, agent in _entries(data.get("agents")):
+        for index, tool in _items(_get(agent, "tools")):
+            url = _get(tool, "url")
+            if isinstance(url, str) and not _is_listed(url, listed):
+                at = ("agents", name, "tools", index, "url")
+                yield at, "names a host that is none of `agents_plane.tool_hosts`"
+
+
+def _is_listed(url: str, listed: list[str]) -> bool:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return True  # no URL at all, which is told already
+    return host is None or any(host_matches(pattern, host, port) for pattern in listed)
 
 
 def _deciding_model(data: Mapping[str, object], providers: Mapping[str, object]) -> str | None:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Tag
 
 from planes.settings.base import ApiKey, Count, HttpUrl, Line, Positive, Section, by_kind
+from planes.settings.tools import HostPattern, NetworkText
 
 
 class EmbeddedEngine(Section):
@@ -82,4 +83,14 @@ class AgentsPlane(Section):
     )
     keepalive_comment: Line = Field(
         default="OCEAN PROCESSING", description="Text of that comment; one line."
+    )
+    tool_hosts: tuple[HostPattern, ...] = Field(
+        default=(),
+        description="Hosts that tools of agents may call (W3.4): `api.example.com`, "
+        "`*.example.com` for all below it; with `:8443`, that port only.",
+    )
+    tool_networks: tuple[NetworkText, ...] = Field(
+        default=(),
+        description="Networks, as `10.1.0.0/16`, in which tools may be although their addresses "
+        "are not public. Any other such address is refused, whatever a name resolves to.",
     )

@@ -30,6 +30,7 @@ from relay.record import RequestRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
 
     from relay.agents.base import AgentCall, AgentSink
     from relay.attempts import Dialler
@@ -97,6 +98,10 @@ class Asker:
         self._inflight = inflight
         self._ended = ended
         self._observer = observer
+
+    def interruptible(self) -> AbstractAsyncContextManager[None]:
+        """What else of a call the end of the grace interrupts, with GatewayShutdown (M3.6)."""
+        return self._inflight.interruptible()
 
     async def ask(
         self,

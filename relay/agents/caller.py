@@ -1,7 +1,9 @@
 """Calls agents over the models plane's relay, in process (W3.4).
 
     call ─▶ resolve ─▶ ask a model ──text──▶ AgentSink
-                        ▲      └─ empty, at its limit ─▶ once more
+                         ▲    ├─ calls of tools ─▶ run them, their results ─┐
+                         │    └─ empty, at its limit: once ────────────────┤
+                         └─────────────────────────────────────────────────┘
 
 One call may be several requests to models: each has a hold, a row and a log line of its own, named
 `<call_id>`, `<call_id>.2`, ….
@@ -10,12 +12,13 @@ One call may be several requests to models: each has a hold, a row and a log lin
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from encoders.deltas import decoded
 from relay.agents.asking import Target
 from relay.agents.base import AgentError, AgentReply
 from relay.agents.spec import opening, relay_request, request_fields
+from relay.agents.tools import spoken
 from relay.engines.base import Usage
 from relay.errors import ModelNotFound
 
@@ -26,7 +29,13 @@ if TYPE_CHECKING:
     from relay.agents.base import AgentCall, AgentSink
     from relay.agents.default_model import DefaultModels
     from relay.agents.spec import AgentSpec
+    from relay.agents.tools import Toolbox
     from relay.routing import Router
+
+
+# What an answer with calls ends with if they are meant; "length" is a reply that was cut.
+_CALLS_MEANT: Final = frozenset({"tool_calls", "stop", "function_call", "length"})
+_FREE_CHOICES: Final = (None, "auto", "none")
 
 
 class Caller:
@@ -35,6 +44,7 @@ class Caller:
     Args:
         specs: by id. asker: asks models.
         router: the gateway's routes as they are now: they change when the providers have started.
+        toolboxes: of the agents that have tools.
     """
 
     def __init__(
@@ -43,7 +53,9 @@ class Caller:
         asker: Asker,
         router: Callable[[], Router],
         defaults: DefaultModels,
+        toolboxes: Mapping[str, Toolbox],
     ) -> None:
+        self._toolboxes = toolboxes
         self._specs = specs
         self._asker = asker
         self._router = router
@@ -72,7 +84,8 @@ class Caller:
             target = await self._target(spec, call)
         except ModelNotFound as error:
             raise AgentError(error.code, error.message, retryable=False, usage=Usage()) from None
-        return await _Conversation(self._asker, spec, target, call, sink).run()
+        toolbox = self._toolboxes.get(call.agent)
+        return await _Conversation(self._asker, spec, target, call, sink, toolbox).run()
 
     async def _target(self, spec: AgentSpec, call: AgentCall) -> Target:
         """Return who is asked, and ask a provider for its default model if that says it (A1.2).
@@ -111,9 +124,18 @@ class _Conversation:
     """One call from its first request to its reply."""
 
     def __init__(
-        self, asker: Asker, spec: AgentSpec, target: Target, call: AgentCall, sink: AgentSink
+        self,
+        asker: Asker,
+        spec: AgentSpec,
+        target: Target,
+        call: AgentCall,
+        sink: AgentSink,
+        toolbox: Toolbox | None,
     ) -> None:
         self._asker = asker
+        self._toolbox = toolbox
+        self._rounds_left = spec.tool_rounds
+        self._tool_calls = 0
         self._target = target
         self._call = call
         self._sink = sink
@@ -134,6 +156,9 @@ class _Conversation:
         """
         while True:
             answer = await self._ask()
+            if answer.message.get("tool_calls") and answer.finish_reason in _CALLS_MEANT:
+                await self._run_tools(answer)
+                continue
             if answer.finish_reason == "length" and not answer.raw:
                 if self._continued:
                     self._fail(
@@ -165,6 +190,23 @@ class _Conversation:
         self._usage += answer.usage
         self._reported = self._reported and answer.reported
         return answer
+
+    async def _run_tools(self, answer: Answer) -> None:
+        """Run what the answer calls, and take it and the results into the conversation. A reply
+        that was cut runs none of its calls: the last may be half of one.
+        """
+        if not self._rounds_left or self._toolbox is None:
+            self._fail("tool_rounds", "the model calls tools more often than this agent may")
+        self._rounds_left -= 1
+        calls = answer.message["tool_calls"]
+        first, self._tool_calls = self._tool_calls + 1, self._tool_calls + len(calls)
+        async with self._asker.interruptible():
+            results = await self._toolbox.run(
+                calls, self._sink.step, first=first, cut=answer.finish_reason == "length"
+            )
+        self._messages += [spoken(answer.message, decoded(answer.raw)), *results]
+        if self._fields.get("tool_choice") not in _FREE_CHOICES:
+            del self._fields["tool_choice"]  # what was demanded is done: else it would go on
 
     def _answered(self, model: str, provider: str) -> None:
         if not self._started:

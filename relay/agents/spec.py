@@ -27,7 +27,8 @@ class AgentSpec:
             default model serves, instead of both (A1.2).
         system: the system prompt; empty for none.
         parameters: request fields.
-        tools: as models are told of them, in the OpenAI form.
+        tools: as models are told of them, in the OpenAI form. tool_rounds: how often a call may run
+            tools, one after the other.
     """
 
     id: str
@@ -38,6 +39,7 @@ class AgentSpec:
     max_tokens: int | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     tools: tuple[Mapping[str, Any], ...] = ()
+    tool_rounds: int = 8
 
 
 def opening(spec: AgentSpec, call: AgentCall) -> list[Mapping[str, Any]]:

@@ -337,6 +337,17 @@ async def test_a_provider_without_health_serves_its_default(
     assert reply.model == "fake/default"
 
 
+async def test_recorded_transcripts_serve_an_agent(up: FakeUpstream, tmp_path: Path) -> None:
+    """The default of `replay` is what the package has; so `one-agent` answers without a model."""
+    agents = {"one": {"provider": "replay"}}
+    async with agents_on(
+        up, tmp_path, providers={"replay": {"kind": "replay"}}, agents=agents
+    ) as stack:
+        reply = await stack.call("one")
+    assert reply.text
+    assert (reply.model, reply.provider) == ("replay/smollm2-135m", "replay")
+
+
 async def test_a_shutdown_passes_through(up: FakeUpstream, tmp_path: Path) -> None:
     async with agents_on(up, tmp_path, agents={"one": ONE}) as stack:
         up.script(*ended_early("Hel"), Wait(asyncio.Event()))

@@ -1,0 +1,96 @@
+"""The tools of agents in the configuration (W3.4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from planes.settings import HttpTool, Settings, explain
+
+TOOL: dict[str, Any] = {
+    "name": "look",
+    "description": "Looks.",
+    "url": "https://api.example.com/look",
+}
+DECLARED: dict[str, Any] = {"type": "function", "function": {"name": "click", "parameters": {}}}
+
+
+def settings(*tools: dict[str, Any], **plane: Any) -> Settings:
+    return Settings.model_validate(
+        {
+            "providers": {"replay": {"kind": "replay"}},
+            "agents": {"a": {"provider": "replay", "tools": list(tools)}},
+            "agents_plane": {"tool_hosts": ["api.example.com"]} | plane,
+        }
+    )
+
+
+def problems(*tools: dict[str, Any], **plane: Any) -> list[str]:
+    with pytest.raises(ValidationError) as caught:
+        settings(*tools, **plane)
+    assert "s3cret" not in str(caught.value)
+    return [
+        f"{'.'.join(map(str, complaint.path))}: {complaint.message}"
+        for complaint in explain(caught.value)
+    ]
+
+
+def test_both_forms() -> None:
+    tool, declared = settings(TOOL, DECLARED).agents["a"].tools
+    assert isinstance(tool, HttpTool)
+    assert (tool.method, tool.timeout_s, tool.max_bytes) == ("POST", 30, 65536)
+    assert tool.declaration() == {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "description": "Looks.",
+            "parameters": {"type": "object", "properties": {}},
+        },
+    }
+    assert declared == DECLARED
+
+
+def test_headers_are_in_no_text() -> None:
+    found = settings(TOOL | {"headers": {"x-key": "s3cret"}})
+    assert "s3cret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("tool", "problem"),
+    [
+        ({"url": "https://api.example.org/x"}, "url: names a host that is none of"),
+        ({"url": "https://api.example.com.evil.net"}, "url: names a host that is none of"),
+        ({"url": "ftp://api.example.com"}, "url: must begin with http:// or https://"),
+        ({"name": "a b"}, "name: must be 1 to 64 letters"),
+        ({"parameters": {"type": "obj"}}, "parameters: is no JSON Schema"),
+        ({"parameters": {"type": "string"}}, "parameters: must have `type: object`"),
+        ({"parameters": {"type": "object", "$ref": "http://x/y"}}, "parameters: `$ref:"),
+        ({"headers": {"x y": "s3cret"}}, "must be a header name"),
+        ({"headers": {"x": "s3cret\n"}}, "must be a header value"),
+        ({"method": "TRACE"}, "method:"),
+        ({"max_bytes": 0}, "max_bytes: must be at least 1"),
+        ({"tymeout": 3}, "tymeout"),
+    ],
+)
+def test_problems_have_their_place(tool: dict[str, Any], problem: str) -> None:
+    (found,) = problems(DECLARED, TOOL | tool)
+    assert found.startswith("agents.a.tools.1.")
+    assert problem in found
+
+
+def test_names_are_there_once() -> None:
+    twice = DECLARED | {"function": {"name": "look"}}
+    assert problems(TOOL, twice) == ["agents.a: has two `tools` of one name"]
+
+
+def test_hosts_and_networks() -> None:
+    found = problems(tool_hosts=["https://x"], tool_networks=["10.0.0.1/8"])
+    assert found == [
+        "agents_plane.tool_hosts.0: must be a host, as `api.example.com`, `*.example.com` or "
+        "`api.example.com:8443`",
+        "agents_plane.tool_networks.0: must be a network, as `10.1.0.0/16`",
+    ]
+    plane = settings(TOOL, tool_networks=["10.1.0.0/16", "::1"]).agents_plane
+    assert plane.tool_networks == ("10.1.0.0/16", "::1/128")
