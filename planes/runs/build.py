@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relay.engines.embedded.engine import EmbeddedEngine
-from relay.engines.http import HttpEngine as RemoteEngine
 
 from planes.agents_caller import make_caller
 from planes.settings import HttpEngine
+from planes.version import USER_AGENT
+from relay.engines.http import HttpEngine as RemoteEngine
+from relay.engines.remote.link import RemoteLimits
 from relay.runs.service import RunService
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ def make_runs(gateway: Gateway, *, store: RunStore) -> RunService:
     embedded = EmbeddedEngine(caller, heartbeat_s=settings.heartbeat_s)
     engine: Engine = embedded
     if isinstance(settings.engine, HttpEngine):
-        engine = RemoteEngine.of(settings.engine)
+        engine = _remote(settings.engine)
     return RunService(
         store,
         {"workflows": engine},
@@ -34,4 +36,21 @@ def make_runs(gateway: Gateway, *, store: RunStore) -> RunService:
         orphan_after_s=settings.orphan_after_s,
         retention_days=gateway.settings.journal.retention_days,
         runs_max=settings.max_runs,
+    )
+
+
+def _remote(settings: HttpEngine) -> RemoteEngine:
+    key = settings.api_key
+    return RemoteEngine(
+        settings.base_url,
+        api_key=key.get_secret_value() if key is not None else "",
+        allow_stream_origins=settings.allow_stream_origins,
+        limits=RemoteLimits(
+            connect_s=settings.connect_timeout_s,
+            header_s=settings.header_timeout_s,
+            idle_s=settings.idle_timeout_s,
+            stream_idle_s=settings.stream_idle_timeout_s,
+            finish_s=settings.stream_finish_timeout_s,
+        ),
+        user_agent=USER_AGENT,
     )

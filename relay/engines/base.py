@@ -248,7 +248,7 @@ class Engine(Protocol):
         """
 
     def refuse_answer(self, waits_for: Any, answer: Any) -> str | None:
-        """Why an answer is none to what a run waits for (`{task_id, prompt, schema}`); else None."""
+        """Why an answer is none to what a run waits for (`{task_id, prompt, schema}`), or None."""
 
     async def run(self, envelope: Envelope, outlet: Outlet) -> Ending:
         """Work on a document until it is done.

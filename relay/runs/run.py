@@ -12,7 +12,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from relay.engines.base import Completed, Failed, Yielded
+from relay.engines.base import Completed, Failed
 from relay.errors import GatewayDraining, GatewayShutdown
 from relay.runs.lane import CommittedFrame
 from relay.runs.outlet import RunOutlet
@@ -211,14 +211,14 @@ class Run:
                 return done
 
     def _last_frames(self, ending: Ending) -> list[tuple[str, bytes]]:
-        if not isinstance(ending, Yielded) and ending.verbatim is not None:
-            outcome, result = ending.verbatim
-            name = "workflow_completed" if isinstance(ending, Completed) else "workflow_error"
-            return [(name, outcome), ("workflow_result", result)]
-        return [
+        made = [
             (name, self._outlet.made(name, data))
             for name, data in last_events(ending, self.execution_id, self._summary(ending))
         ]
+        said = list(ending.verbatim)
+        if said and said[-1][0] != made[-1][0]:  # the engine ended without its `workflow_result`
+            said.append(made[-1])
+        return said or made
 
     def _summary(self, ending: Ending) -> dict[str, Any]:
         duration_ms = max(0, round((self._clock() - self.envelope.created_at) * 1000))
