@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from encoders.json_text import dumps
+from encoders.json_text import dumps, loads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +44,17 @@ def frame(name: str, payload: bytes) -> bytes:
     if not _NAME.fullmatch(name):
         raise ValueError("an event's name is 1 to 200 characters without CR, LF and NUL")
     return b"event: " + name.encode("utf-8", "replace") + b"\ndata: " + payload + b"\n\n"
+
+
+def data_of(frame: bytes) -> dict[str, Any]:
+    """The `data` of an engine's event; empty if it is none of ours."""
+    _, _, payload = frame.partition(b"\ndata:")
+    try:
+        told = loads(payload)
+    except ValueError:
+        return {}
+    data = told.get("data") if isinstance(told, dict) else None
+    return data if isinstance(data, dict) else {}
 
 
 def with_id(position: int, frame: bytes) -> bytes:

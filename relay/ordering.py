@@ -84,10 +84,11 @@ class EngineFrame:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A frame of the engine, at the next position."""
+    """A frame of the engine, at the next position. `task_id`: whom it is about, None if nobody."""
 
     name: str
     frame: bytes
+    task_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,7 @@ class Ordering:
             self.dropped["late"] += 1
             return []
         out: list[Effect] = []
-        held = _Held(Say(frame.name, frame.frame))
+        held = _Held(Say(frame.name, frame.frame, frame.task_id))
         if frame.name in LAST_WORDS:
             if self._outcome:
                 self.dropped["outcome"] += 1

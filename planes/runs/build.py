@@ -8,7 +8,7 @@ from relay.engines.embedded.engine import EmbeddedEngine
 
 from planes.agents_caller import make_caller
 from planes.settings import HttpEngine
-from planes.version import version
+from planes.version import USER_AGENT
 from relay.engines.http import HttpEngine as RemoteEngine
 from relay.engines.remote.link import RemoteLimits
 from relay.runs.service import RunService
@@ -40,10 +40,10 @@ def make_runs(gateway: Gateway, *, store: RunStore) -> RunService:
 
 
 def _remote(settings: HttpEngine) -> RemoteEngine:
-    api_key = settings.api_key.get_secret_value() if settings.api_key is not None else ""
+    key = settings.api_key
     return RemoteEngine(
         settings.base_url,
-        api_key=api_key,
+        api_key=key.get_secret_value() if key is not None else "",
         allow_stream_origins=settings.allow_stream_origins,
         limits=RemoteLimits(
             connect_s=settings.connect_timeout_s,
@@ -52,5 +52,5 @@ def _remote(settings: HttpEngine) -> RemoteEngine:
             stream_idle_s=settings.stream_idle_timeout_s,
             finish_s=settings.stream_finish_timeout_s,
         ),
-        user_agent=f"sluicegate/{version()}",
+        user_agent=USER_AGENT,
     )

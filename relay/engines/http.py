@@ -1,17 +1,15 @@
 """The engine `http`: a remote engine that speaks the same frames over SSE (W3.2).
 
-    POST {base_url}/execute ──▶ its frames ──────────┐
-    GET  stream_url of a streaming_started ──▶ text ─┼──▶ `relay.ordering` ──▶ Outlet
-    POST {base_url}/executions/{id}/cancel
-
-A run is one request of the engine's: it cannot be taken up by another process.
+POST {base_url}/execute ──▶ its frames ──────────┐
+GET  stream_url of a streaming_started ──▶ text ─┼──▶ `relay.ordering` ──▶ Outlet
+POST {base_url}/executions/{id}/cancel
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from relay.engines.base import Checked, Failed
+from relay.engines.base import Checked
 from relay.engines.remote.link import EngineLink, RemoteLimits
 from relay.engines.remote.outline import outline
 from relay.engines.remote.run import RemoteRun
@@ -47,6 +45,12 @@ class HttpEngine:
             user_agent=user_agent,
         )
 
+    resumes = False  # a run is one request, and it went with the process that made it
+
+    def refuse_answer(self, waits_for: Any, answer: Any) -> str | None:
+        """What an answer has to be is the engine's to judge."""
+        return None
+
     def check(self, document: str | Mapping[str, Any], inputs: Mapping[str, Any]) -> Checked:
         """Look at the size and the form of a document; all else is the engine's to judge."""
         name, task_count = outline(document)
@@ -55,16 +59,8 @@ class HttpEngine:
     async def run(self, envelope: Envelope, outlet: Outlet) -> Ending:
         """Have the engine work on a document; see `Engine.run`.
 
-        A run that another process began ends with `orphaned`, and the engine is told to cancel it:
-        to start it again would do its work twice. One that is resumed (`past.answers`) is executed
-        again under the same id, with the answers.
+        A run that waited and is resumed is executed again under the same id, with the answers.
         """
-        past = envelope.past
-        if (past.emitted or past.steps or past.open) and not past.answers:
-            await self._link.cancel(envelope.execution_id)
-            return Failed(
-                code="orphaned", message="the gateway that followed the engine's run is gone"
-            )
         return await RemoteRun(self._link, envelope, outlet).work()
 
     async def cancelled(self, execution_id: str) -> None:

@@ -30,7 +30,7 @@ _NUMBERED: Final = {
 def place(name: str, data: Mapping[str, Any]) -> tuple[str, str, int]:
     """A structural event as it stands in `Past.emitted`."""
     numbered = _NUMBERED.get(name)
-    return name, data.get("task_id", ""), data[numbered] if numbered else 0
+    return name, data.get("task_id", ""), data.get(numbered, 0) if numbered else 0
 
 
 def past_of(
@@ -47,10 +47,11 @@ def past_of(
     emitted: set[tuple[str, str, int]] = set()
     still_open: dict[str, int] = {}
     for name, data in events:
+        task_id = data.get("task_id", "")  # events of a remote engine hold what it likes
         if name in STRUCTURAL:
             emitted.add(place(name, data))
         elif name == "task_dispatched":
-            still_open[data["task_id"]] = data.get("attempt", 1)
+            still_open[task_id] = data.get("attempt", 1)
         elif name in ("task_completed", "task_error"):
-            still_open.pop(data["task_id"], None)
+            still_open.pop(task_id, None)
     return Past(emitted=frozenset(emitted), steps=steps, open=still_open, answers=answers)

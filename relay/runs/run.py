@@ -216,7 +216,7 @@ class Run:
             for name, data in last_events(ending, self.execution_id, self._summary(ending))
         ]
         said = list(ending.verbatim)
-        if said and said[-1][0] != "workflow_result":
+        if said and said[-1][0] != made[-1][0]:  # the engine ended without its `workflow_result`
             said.append(made[-1])
         return said or made
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from encoders.workflow import data_of
 from relay.engines.base import Envelope, Failed, Payer, Usage
+from relay.engines.past import past_of
 from relay.runs.lane import TASK
 from relay.runs.outlet import frame_of
-from relay.runs.past import past_of
 from relay.runs.run import error_of, last_events, summary_of
 from relay.stores.runs import Batch, JournalEvent, RunEnd
 
@@ -51,7 +52,11 @@ async def envelope_of(store: RunStore, row: RunRow) -> Envelope:
         payer=Payer(org=row.org, key_id=row.key_id, trial=row.trial),
         created_at=row.created_at,
         plane=row.plane,
-        past=past_of(events, steps, row.answers),
+        past=past_of(
+            ((event.name, data_of(event.frame)) for event in events),
+            steps=steps,
+            answers=row.answers,
+        ),
     )
 
 

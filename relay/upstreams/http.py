@@ -114,8 +114,8 @@ class HttpUpstream:
         """
         return await self._request("POST", url, body, {**self._headers, **headers})
 
-    async def get(self, url: str, headers: Mapping[str, str]) -> HttpReply:
-        """Ask for a resource; see `post`."""
+    async def get_stream(self, url: str, headers: Mapping[str, str]) -> HttpReply:
+        """Ask for a body that arrives bit by bit; see `post`."""
         ours = {k: v for k, v in self._headers.items() if k.lower() != "content-type"}
         return await self._request("GET", url, None, {**ours, **headers})
 

@@ -20,11 +20,12 @@ class KeepingOutlet:
         slow: whether `ready` waits until the test calls `catch_up`.
 
     Attributes:
-        said: (name, frame) and ("token", (task_id, raw)) in order.
+        said: (name, frame) and ("token", (task_id, raw)) in order. outputs: what is stored.
     """
 
     def __init__(self, *, slow: bool = False) -> None:
         self.said: list[tuple[str, Any]] = []
+        self.outputs: dict[str, Any] = {}
         self.token_bytes = 0
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
@@ -36,8 +37,13 @@ class KeepingOutlet:
     ) -> None:
         raise AssertionError("a remote engine's frames pass as they came")
 
-    def frame(self, name: str, frame: bytes) -> None:
+    def frame(
+        self, name: str, frame: bytes, task_id: str = "", *, steps: Mapping[str, Any] | None = None
+    ) -> None:
+        assert task_id == _about(frame).strip()
         self.said.append((name, frame))
+        for key, value in (steps or {}).items():
+            self.outputs[key.removeprefix("task/")] = value["output"]
         self._change()
 
     def token(self, task_id: str, raw: bytes) -> bool:

@@ -18,9 +18,10 @@ IMPURE = {
 # Modules of relay/ that obey the rule of encoders: values in, values out, `now` as an argument.
 PURE_IN_RELAY = {
     "agents/addresses", "agents/spec", "cooldown", "deciders/failures", "engines/past",
-    "engines/remote/frames", "engines/remote/outline", "engines/remote/substream", "errors",
-    "lifecycle", "meter", "money", "ordering", "redact", "refusals", "request", "retry_after",
-    "routing", "runs/groups", "runs/hub", "runs/lane", "stream",
+    "engines/remote/frames", "engines/remote/outline", "engines/remote/substream",
+    "engines/remote/texts", "errors", "lifecycle", "meter", "money", "ordering", "redact",
+    "refusals", "request", "retry_after", "routing", "runs/groups", "runs/hub", "runs/lane",
+    "stream",
 }  # fmt: skip
 PURE_IN_DECISIONS = {
     "budgets", "clocks", "dispatch", "effects", "intake", "limits", "outlet", "results", "session",

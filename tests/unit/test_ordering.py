@@ -48,7 +48,7 @@ def names(effects: Sequence[Effect]) -> list[str]:
     out = []
     for effect in effects:
         match effect:
-            case Say(name, _):
+            case Say(name, _, _):
                 out.append(name)
             case Token(task, raw):
                 out.append(f"{task}:{raw.decode()}")
@@ -375,7 +375,7 @@ class World:
     def check(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Say(_, data):
+                case Say(_, data, _):
                     self.say(data)
                 case Token(task, raw):
                     start = self.start_of(task, among=self.said)

@@ -30,6 +30,7 @@ SHAPES: Final = ("openai", "anthropic", "gemini", "token")
 TOKEN: Final = "token"
 _ABOUT_TASKS: Final = TASK_ENDS | {STARTED}
 _NAME_BYTES_MAX: Final = 200
+_LOOKED_INTO_MAX: Final = 64 * 1024
 _TASK_ID_MAX: Final = 512
 _URL_MAX: Final = 8192
 _MESSAGE_MAX: Final = 2000
@@ -75,7 +76,7 @@ class FrameReader:
         lines = b"".join(b"data: " + line + b"\n" for line in data.split(b"\n"))
         frame = (b"event: " + event.event + b"\n" if event.event else b"") + lines + b"\n"
         task_id, offer = None, None
-        if name in _ABOUT_TASKS:
+        if name in _ABOUT_TASKS or len(data) <= _LOOKED_INTO_MAX:
             said = data_of(data)
             task_id = _text(said.get("task_id"))
             if task_id is not None and len(task_id) > _TASK_ID_MAX:

@@ -105,7 +105,7 @@ class EngineLink:
             UpstreamError: there is none.
         """
         upstream = self._engine if offer.ours else self._others
-        reply = await upstream.get(offer.url, _EVENTS)
+        reply = await upstream.get_stream(offer.url, _EVENTS)
         if reply.status == 200 and _is_event_stream(reply):
             return reply
         reply.abort()

@@ -16,6 +16,7 @@ from encoders.sse import SseDecoder, SseEventTooLarge
 from relay.engines.base import Failed
 from relay.engines.remote.frames import FrameReader, Inline, ending_of
 from relay.engines.remote.substream import text_reader
+from relay.engines.remote.texts import Texts
 from relay.errors import UpstreamError, UpstreamProtocolError
 from relay.ordering import GiveUp, Open, Ordering, OrderingLimits, Say, Token
 from relay.replies import Watched
@@ -47,6 +48,7 @@ class RemoteRun:
         self._outlet = outlet
         self._ordering = Ordering(OrderingLimits(finish_s=link.limits.finish_s))
         self._reader = FrameReader(link.base_url, link.allowed, link.redactor)
+        self._texts = Texts()
         self._clock = asyncio.get_running_loop().time
         self._drains: dict[int, asyncio.Task[None]] = {}
         self._moved = asyncio.Event()
@@ -132,6 +134,8 @@ class RemoteRun:
         for event in events:
             said = self._reader.read(event)
             if isinstance(said, Inline):
+                if not self._texts.room(said.task_id):
+                    raise UpstreamProtocolError("the engine sent a text that is too large to keep")
                 self._do(self._ordering.inline(said.task_id, said.raw))
             elif said is not None:
                 self._do(self._ordering.frame(said, self._clock()))
@@ -187,6 +191,8 @@ class RemoteRun:
                     finish_at = self._clock() + _FINISHING_S
                 data = await _read_until(watched, finish_at)
                 self._say_text(what.stream, text.feed(data) if data else text.eof())
+                if not self._texts.room(what.task_id):
+                    return "it is too large to keep"
                 await self._outlet.ready()
                 await asyncio.sleep(0)
             if not text.problem:
@@ -207,9 +213,11 @@ class RemoteRun:
             return
         for effect in effects:
             match effect:
-                case Say(name, frame):
-                    self._outlet.frame(name, frame)
+                case Say(name, frame, task_id):
+                    steps = self._texts.said(effect)
+                    self._outlet.frame(name, frame, task_id or "", steps=steps)
                 case Token(task_id, raw):
+                    self._texts.token(task_id, raw)
                     self._outlet.token(task_id, raw)
                 case Open():
                     drain = asyncio.create_task(self._drain(effect), name="sub-stream")

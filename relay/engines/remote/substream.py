@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from encoders.deltas import DeltaReader
 from encoders.json_text import loads
 from encoders.openai import ChunkIdentity
 from encoders.shapes import SHAPES
@@ -63,6 +64,7 @@ class _ProviderReader:
     """A stream of a shape of M5."""
 
     def __init__(self, shape: str, redactor: Redactor) -> None:
+        self._deltas = DeltaReader()
         identity = ChunkIdentity(model="", provider="the sub-stream", id="", created=0)
         lifecycle = Lifecycle()
         for step in (StreamInput.DIAL, StreamInput.HEADERS):
@@ -87,10 +89,10 @@ class _ProviderReader:
         return self._relay.error.message if self._relay.error is not None else ""
 
     def feed(self, data: bytes) -> bytes:
-        return _content(self._relay.feed(data))
+        return self._deltas.feed(self._relay.feed(data))
 
     def eof(self) -> bytes:
-        return _content(self._relay.eof())
+        return self._deltas.feed(self._relay.eof())
 
 
 class _TokenReader:
@@ -130,21 +132,6 @@ class _TokenReader:
                 if isinstance(delta, str):
                     out.append(raw_of(delta))
         return b"".join(out)
-
-
-def _content(events: bytes) -> bytes:
-    """The text of choice 0 in whole events of our own wire, raw."""
-    out: list[bytes] = []
-    for event in events.split(b"\n\n"):
-        chunk = _parsed(event.removeprefix(b"data: ")) if event else None
-        choices = chunk.get("choices") if isinstance(chunk, dict) else None
-        for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, dict) and choice.get("index", 0) in (0, None):
-                delta = choice.get("delta")
-                text = delta.get("content") if isinstance(delta, dict) else None
-                if isinstance(text, str):
-                    out.append(raw_of(text))
-    return b"".join(out)
 
 
 def _parsed(data: bytes) -> Any:
