@@ -35,6 +35,7 @@ from relay.slots import Slots
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from planes.decision.plane import DecisionPlane
     from planes.settings import Settings
 
 log = structlog.get_logger("sluicegate")
@@ -102,8 +103,14 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
 
     app.cleanup_ctx.append(run_parts)
     app.on_response_prepare.append(_name_the_server)
+    _mount(app, gateway, decisions)
+    return app
+
+
+def _mount(app: web.Application, gateway: Gateway, decisions: DecisionPlane | None) -> None:
+    """Mount every plane that is served."""
     app.add_routes(health.routes)
-    if telemetry.metrics is not None:
+    if gateway.telemetry.metrics is not None:
         app.add_routes(health.metrics_routes)
     models_routes.add_routes(app)
     workflows_routes.add_routes(app)
@@ -111,7 +118,6 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
         app[DECISION] = decisions
         gateway.other_models = decisions.models(gateway.started)
         decision_routes.add_routes(app)
-    return app
 
 
 async def _name_the_server(_: web.Request, response: web.StreamResponse) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from relay.engines.embedded.engine import EmbeddedEngine
-
 from planes.agents_caller import make_caller
 from planes.settings import HttpEngine
 from planes.version import USER_AGENT
+from relay.engines.embedded.engine import EmbeddedEngine
 from relay.engines.http import HttpEngine as RemoteEngine
 from relay.engines.remote.link import RemoteLimits
 from relay.runs.service import RunService

@@ -148,7 +148,7 @@ class HttpUpstream:
         `max_bytes`. Raises as `open`.
         """
         base_url = self._base_url if isinstance(self._base_url, str) else self._base_url()
-        reply = await self.get(base_url + path, {})
+        reply = await self.get_stream(base_url + path, {})
         body = b""
         try:
             while len(body) < max_bytes and (data := await reply.read()):

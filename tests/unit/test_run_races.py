@@ -54,6 +54,8 @@ class Chaos:
                 raise RuntimeError("a bug")
             case 2:
                 await asyncio.sleep(1)  # a cancel or a thief comes first
+            case _:
+                pass
         return Completed(final_task_id="t1", summary={})
 
     async def trouble(self, services: list[RunService], execution_id: str) -> None:
