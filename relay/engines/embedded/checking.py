@@ -1,4 +1,4 @@
-"""What no single field of a document can tell: ids, depth, agents, references (cnl.md).
+"""What no single field of a document can tell: ids, depth, agents, references (cnl.md). [pure]
 
 It looks at the plain value, so that a document with other problems is checked too; whatever has
 the wrong type is passed over, `wording` tells it.
@@ -25,7 +25,7 @@ from relay.engines.embedded.templates import Expression, Template, TemplateFault
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from relay.engines.embedded.reading import Place
+    from relay.engines.embedded.building import Place
     from relay.engines.embedded.templates import Cache
 
 _TEMPLATE: Final = "prompt"

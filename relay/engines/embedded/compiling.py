@@ -1,4 +1,4 @@
-"""Templates: from the statements of Jinja's tree to closures that write (cnl.md)."""
+"""Templates: from the statements of Jinja's tree to closures that write (cnl.md). [pure]"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What templates compute with: JSON values, and a meter that bounds every operation.
+"""What templates compute with: JSON values, and a meter that bounds every operation. [pure]
 
 A template holds the loop, so that its cost is counted before it is spent: one step for each node
 that is evaluated, and one for each `CHARS_PER_STEP` characters or entries that an operation reads

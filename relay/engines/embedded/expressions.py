@@ -1,4 +1,4 @@
-"""Expressions of templates: from Jinja's tree to closures, by an allow-list of nodes (cnl.md).
+"""Expressions of templates: from Jinja's tree to closures, by an allow-list (cnl.md). [pure]
 
 All that is not allowed is reported at once, with its line. What can only be known where the
 template stands in its document (which tasks, which inputs, which batch variable) is collected in
@@ -7,6 +7,7 @@ template stands in its document (which tasks, which inputs, which batch variable
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
@@ -48,6 +49,8 @@ _BINARY: Final[dict[type[nodes.Node], str]] = {
 }  # fmt: skip
 _TESTS: Final = ("defined", "none", "undefined")
 
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
 
 def nothing(meter: Meter) -> Any:
     """The closure that stands for what is not there, or not allowed."""
@@ -82,6 +85,8 @@ class ExpressionCompiler:
 
     def _constant(self, node: nodes.Const) -> Code:
         value = node.value
+        if isinstance(value, str) and _SURROGATE.search(value):
+            return self.fault(node, "text holds half of a surrogate pair, which is no character")
         if not isinstance(value, str | bool | None):
             try:
                 number(value)
@@ -150,7 +155,7 @@ class ExpressionCompiler:
 
         def run(meter: Meter) -> Any:
             meter.spend()
-            state = meter.names["tasks"].get(task)
+            state = meter.names.get("tasks", {}).get(task)
             return (
                 Missing(f"`{what}` is not there: it has not run") if state is None else state[part]
             )

@@ -1,4 +1,4 @@
-"""The filters of templates: a closed list, each bounded by the meter (cnl.md)."""
+"""The filters of templates: a closed list, each bounded by the meter (cnl.md). [pure]"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from relay.engines.base import DocumentError, Problem
 from relay.engines.embedded import limits
-from relay.engines.embedded.reading import Place, Reading, path_of
+from relay.engines.embedded.building import Place, Reading, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,6 +36,7 @@ class Problems:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         self._order = {place: index for index, place in enumerate(reading.spots)}
+        self._broken = {wrong.place for wrong in reading.problems if wrong.broken}
         self._found = [
             _Found(wrong.at or (0, 0), self._order.get(wrong.place, 0), wrong.place, wrong.message)
             for wrong in reading.problems
@@ -44,7 +45,7 @@ class Problems:
     def add(
         self, place: Place, message: str | Callable[[], str], *, key: bool = False, line: int = 1
     ) -> None:
-        """Add a problem.
+        """Add a problem. Silent below a value that could not be read: that is told already.
 
         Args:
             place: if there is nothing, the nearest place around it is meant.
@@ -52,6 +53,8 @@ class Problems:
             key: whether the key is meant, not its value.
             line: in the text that stands there, from 1.
         """
+        if any(place[:length] in self._broken for length in range(len(place) + 1)):
+            return
         near = place
         while near not in self._reading.spots and near:
             near = near[:-1]

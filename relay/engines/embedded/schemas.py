@@ -1,4 +1,4 @@
-"""JSON Schemas that a document brings along: compiled once, bounded, without any I/O.
+"""JSON Schemas that a document brings along: compiled once, bounded, without any I/O. [pure]
 
 A schema can make its validator work for hours: `$ref` in loops or doubled again and again,
 patterns that backtrack. So references stay inside the schema, form no cycle, and count as if they

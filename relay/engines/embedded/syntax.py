@@ -22,6 +22,8 @@ REFUSED: Final[dict[type[nodes.Node], str]] = {
     nodes.Assign: "`set` is not allowed",
     nodes.AssignBlock: "`set` is not allowed",
     nodes.With: "`with` is not allowed",
+    nodes.FilterBlock: "`filter` blocks are not allowed",
+    nodes.CallBlock: "`call` is not allowed",
 }
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pydantic import ValidationError
 
-    from relay.engines.embedded.reading import Place
+    from relay.engines.embedded.building import Place
 
 _MESSAGES: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "greater_than": lambda c: f"must be more than {c['gt']:g}",
