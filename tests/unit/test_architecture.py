@@ -27,10 +27,9 @@ PURE_IN_DECISIONS = {
     "budgets", "clocks", "dispatch", "effects", "intake", "limits", "outlet", "results", "session",
     "state", "tariff",
 }  # fmt: skip
-
 PURE_IN_ENGINES = {
-    "building", "checking", "compiling", "evaluation", "expressions", "filters", "limits", "problems",
-    "reading", "schemas", "syntax",
+    "building", "checking", "compiling", "evaluation", "expressions", "filters", "limits",
+    "problems", "reading", "schemas", "syntax",
 }  # fmt: skip
 
 
