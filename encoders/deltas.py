@@ -57,6 +57,8 @@ class DeltaReader:
         finish_reason: the last one, None before it. usage: the last one, None if none was told.
         error: the error that ended the stream, as it stands in its chunk; None if none did.
         done: whether `[DONE]` was there.
+        fault: what cannot be read, None if all can be: an event is not JSON, or
+            `collect_bytes_max`. What comes after it is not looked at.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class DeltaReader:
         self.usage: TokenUsage | None = None
         self.error: Any = None
         self.done = False
+        self.fault: NotAChunk | ReplyTooLarge | None = None
         self._texts = _Around()
         self._reasoning = _Around()
         self._aggregator: ChunkAggregator | None = None
@@ -75,18 +78,19 @@ class DeltaReader:
             self._aggregator = ChunkAggregator(nobody)
 
     def feed(self, events: bytes) -> bytes:
-        """Take whole events; return the text that they bring, raw; empty if they bring none.
-
-        Raises:
-            NotAChunk: an event is not JSON. ReplyTooLarge: `collect_bytes_max`.
-        """
+        """Take whole events; return the text that they bring, raw; empty if they bring none."""
+        if self.fault is not None:
+            return b""
         text = self._texts.run(events)
         if text is not None:
             return text
         out: list[bytes] = []
-        for event in events.split(_END):
-            if event:
-                self._take(event + _END, out)
+        try:
+            for event in events.split(_END):
+                if event:
+                    self._take(event + _END, out)
+        except (NotAChunk, ReplyTooLarge) as fault:
+            self.fault = fault
         return out[0] if len(out) == 1 else b"".join(out)
 
     def message(self) -> dict[str, Any]:
