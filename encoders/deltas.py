@@ -32,8 +32,8 @@ _DONE: Final = b"[DONE]"
 # What a text cannot hold, or holds as an escape.
 _SPECIAL: Final = re.compile(rb'["\\\x00-\x1f]').search
 _ESCAPE: Final = rb'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})'
-_STRING_INSIDE: Final = re.compile(
-    rb'[^"\\\x00-\x1f]*+(?:' + _ESCAPE + rb'[^"\\\x00-\x1f]*+)*+'
+_STRINGS_INSIDE: Final = re.compile(
+    rb'[^"\\\x00-\x1f]*+(?:(?:\n|' + _ESCAPE + rb')[^"\\\x00-\x1f]*+)*+'
 ).fullmatch
 _STRING_END: Final = re.compile(rb'(?:[^"\\]|\\.)*+"', re.DOTALL)
 _TEXT: Final = re.compile(rb'"content"\s*:\s*"')
@@ -235,7 +235,7 @@ class _Around:
             text = b"".join(texts)
         if text.isascii() and not _SPECIAL(text):
             return text
-        return text if _are_texts(texts) else None
+        return text if _are_texts(texts, text) else None
 
     def _padded_run(self, events: bytes) -> bytes | None:
         """As `run`, where each event ends in another padding."""
@@ -249,19 +249,24 @@ class _Around:
             if _SPECIAL(padding) or not padding.isascii():
                 return None
             texts.append(event[len(before) : at])
-        return b"".join(texts) if _are_texts(texts) else None
+        text = b"".join(texts)
+        return text if _are_texts(texts, text) else None
 
 
-def _are_texts(texts: list[bytes]) -> bool:
-    """Whether each of these is the inside of one JSON string."""
-    for text in texts:
-        if _SPECIAL(text) and not _STRING_INSIDE(text):
-            return False
-        if not text.isascii():
-            try:
-                text.decode()
-            except UnicodeDecodeError:
-                return False
+def _are_texts(texts: list[bytes], joined: bytes) -> bool:
+    """Whether each of these is the inside of one JSON string.
+
+    They are looked at together, apart by a line feed: no string, escape or character goes across.
+    """
+    if b"\n" in joined:
+        return False
+    apart = b"\n".join(texts)
+    if _SPECIAL(joined) and not _STRINGS_INSIDE(apart):
+        return False
+    try:
+        apart.decode()
+    except UnicodeDecodeError:
+        return False
     return True
 
 

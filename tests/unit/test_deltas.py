@@ -123,6 +123,42 @@ def test_any_grouping_gives_the_same_bytes(
         assert read(b"".join(events[:cut]), b"".join(events[cut:]))[0] == singly
 
 
+@given(
+    st.lists(
+        st.lists(
+            st.sampled_from(
+                [
+                    b"a",
+                    b"\xc3",
+                    b"\xa9",
+                    b"\xf0\x9f",
+                    b"\t",
+                    b"\\",
+                    b"\\n",
+                    b"u00e9",
+                    b'"',
+                    b'\\"',
+                    b",",
+                ]
+            ),
+            max_size=3,
+        ).map(b"".join),
+        max_size=8,
+    ),
+    st.data(),
+)
+def test_garbage_in_texts_is_the_same_garbage_in_any_grouping(
+    pieces: list[bytes], data: st.DataObject
+) -> None:
+    events = [said("a"), said("b"), *map(raw_event, pieces)]
+    cut = data.draw(st.integers(0, len(events)))
+    singly, one = read(*events)
+    together, other = read(b"".join(events[:cut]), b"".join(events[cut:]))
+    assert together == singly
+    assert (one.fault is None) == (other.fault is None)
+    decoded(singly)
+
+
 def test_an_emoji_cut_in_two_stays_one_string() -> None:
     raw, _ = read(said("a"), raw_event(rb"\ud83d"), raw_event(rb"\ude00"), said("z"))
     assert json.loads(b'"%b"' % raw) == "a😀z"
