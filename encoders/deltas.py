@@ -32,8 +32,8 @@ _DONE: Final = b"[DONE]"
 # What a text cannot hold, or holds as an escape.
 _SPECIAL: Final = re.compile(rb'["\\\x00-\x1f]').search
 _ESCAPE: Final = rb'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})'
-_STRING_INSIDE: Final = re.compile(
-    rb'[^"\\\x00-\x1f]*+(?:' + _ESCAPE + rb'[^"\\\x00-\x1f]*+)*+'
+_STRINGS_INSIDE: Final = re.compile(
+    rb'[^"\\\x00-\x1f]*+(?:(?:\n|' + _ESCAPE + rb')[^"\\\x00-\x1f]*+)*+'
 ).fullmatch
 _STRING_END: Final = re.compile(rb'(?:[^"\\]|\\.)*+"', re.DOTALL)
 _TEXT: Final = re.compile(rb'"content"\s*:\s*"')
@@ -57,6 +57,8 @@ class DeltaReader:
         finish_reason: the last one, None before it. usage: the last one, None if none was told.
         error: the error that ended the stream, as it stands in its chunk; None if none did.
         done: whether `[DONE]` was there.
+        fault: what cannot be read, None if all can be: an event is not JSON, or
+            `collect_bytes_max`. What comes after it is not looked at.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class DeltaReader:
         self.usage: TokenUsage | None = None
         self.error: Any = None
         self.done = False
+        self.fault: NotAChunk | ReplyTooLarge | None = None
         self._texts = _Around()
         self._reasoning = _Around()
         self._aggregator: ChunkAggregator | None = None
@@ -75,18 +78,19 @@ class DeltaReader:
             self._aggregator = ChunkAggregator(nobody)
 
     def feed(self, events: bytes) -> bytes:
-        """Take whole events; return the text that they bring, raw; empty if they bring none.
-
-        Raises:
-            NotAChunk: an event is not JSON. ReplyTooLarge: `collect_bytes_max`.
-        """
+        """Take whole events; return the text that they bring, raw; empty if they bring none."""
+        if self.fault is not None:
+            return b""
         text = self._texts.run(events)
         if text is not None:
             return text
         out: list[bytes] = []
-        for event in events.split(_END):
-            if event:
-                self._take(event + _END, out)
+        try:
+            for event in events.split(_END):
+                if event:
+                    self._take(event + _END, out)
+        except (NotAChunk, ReplyTooLarge) as fault:
+            self.fault = fault
         return out[0] if len(out) == 1 else b"".join(out)
 
     def message(self) -> dict[str, Any]:
@@ -231,7 +235,7 @@ class _Around:
             text = b"".join(texts)
         if text.isascii() and not _SPECIAL(text):
             return text
-        return text if _are_texts(texts) else None
+        return text if _are_texts(texts, text) else None
 
     def _padded_run(self, events: bytes) -> bytes | None:
         """As `run`, where each event ends in another padding."""
@@ -245,19 +249,24 @@ class _Around:
             if _SPECIAL(padding) or not padding.isascii():
                 return None
             texts.append(event[len(before) : at])
-        return b"".join(texts) if _are_texts(texts) else None
+        text = b"".join(texts)
+        return text if _are_texts(texts, text) else None
 
 
-def _are_texts(texts: list[bytes]) -> bool:
-    """Whether each of these is the inside of one JSON string."""
-    for text in texts:
-        if _SPECIAL(text) and not _STRING_INSIDE(text):
-            return False
-        if not text.isascii():
-            try:
-                text.decode()
-            except UnicodeDecodeError:
-                return False
+def _are_texts(texts: list[bytes], joined: bytes) -> bool:
+    """Whether each of these is the inside of one JSON string.
+
+    They are looked at together, apart by a line feed: no string, escape or character goes across.
+    """
+    if b"\n" in joined:
+        return False
+    apart = b"\n".join(texts)
+    if _SPECIAL(joined) and not _STRINGS_INSIDE(apart):
+        return False
+    try:
+        apart.decode()
+    except UnicodeDecodeError:
+        return False
     return True
 
 

@@ -13,8 +13,8 @@ from planes.settings.catalog import Agent, AgentId, Candidate, Key, Model, Provi
 from planes.settings.decision import Decision
 from planes.settings.providers import Provider
 from planes.settings.server import Billing, Bus, Journal, Server, Store, Telemetry
+from planes.settings.tools import host_matches
 from planes.settings.workflows import AgentsPlane, Workflows
-from relay.agents.addresses import host_matches
 
 Loc = tuple[int | str, ...]
 _UNKNOWN_MODEL = "names no configured model: an entry of `models`, or <provider>/<model>"

@@ -17,7 +17,6 @@ from planes.settings.base import (
     complaint,
     matching,
 )
-from relay.engines.embedded.schemas import AnswerSchema, SchemaFault
 
 ToolName = Annotated[
     str, matching(r"[A-Za-z0-9_-]{1,64}", "must be 1 to 64 letters, digits, `_` or `-`")
@@ -72,6 +71,9 @@ class HttpTool(Section):
     @field_validator("parameters")
     @classmethod
     def _is_a_schema(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        # Imported here: a configuration without tools is checked without the relay.
+        from relay.engines.embedded.schemas import AnswerSchema, SchemaFault
+
         try:
             AnswerSchema(dict(value))
         except SchemaFault as error:
@@ -113,3 +115,21 @@ def tool_name(tool: object) -> str | None:
     function = tool.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) else None
+
+
+def host_matches(pattern: str, host: str, port: int | None) -> bool:
+    """Whether a host is one that a pattern names.
+
+    Args:
+        pattern: `api.example.com`, `*.example.com` (below it, at any depth), each with `:port` or
+            without; `[::1]:8080` for an address of IPv6.
+        host: without brackets. port: the one that is connected to.
+    """
+    pattern, host = pattern.lower(), host.lower().rstrip(".")
+    name, colon, wanted = pattern.rpartition(":")
+    if not colon or name.endswith(":") or "]" in wanted or not wanted.isdecimal():
+        name, wanted = pattern, ""
+    if wanted and int(wanted) != port:
+        return False
+    name = name.strip("[]")
+    return host.endswith(name[1:]) if name.startswith("*.") else host == name

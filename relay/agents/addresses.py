@@ -61,21 +61,3 @@ def _meant(address: Address) -> Address:
         if address in _NAT64:
             return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return address
-
-
-def host_matches(pattern: str, host: str, port: int | None) -> bool:
-    """Whether a host is one that a pattern names.
-
-    Args:
-        pattern: `api.example.com`, `*.example.com` (below it, at any depth), each with `:port` or
-            without; `[::1]:8080` for an address of IPv6.
-        host: without brackets. port: the one that is connected to.
-    """
-    pattern, host = pattern.lower(), host.lower().rstrip(".")
-    name, colon, wanted = pattern.rpartition(":")
-    if not colon or name.endswith(":") or "]" in wanted or not wanted.isdecimal():
-        name, wanted = pattern, ""
-    if wanted and int(wanted) != port:
-        return False
-    name = name.strip("[]")
-    return host.endswith(name[1:]) if name.startswith("*.") else host == name

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders.deltas import DeltaReader
-from encoders.translator import NotAChunk, ReplyTooLarge
+from encoders.translator import ReplyTooLarge
 from relay.agents.base import AgentError
 from relay.engines.base import Usage
 from relay.errors import (
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
+    from encoders.translator import NotAChunk
     from relay.agents.base import AgentCall, AgentSink
     from relay.attempts import Dialler
     from relay.billing import Billing
@@ -149,12 +150,15 @@ class Asker:
         )
         try:
             await exchange.stream(text, None)
-        except RelayError as error:
-            raise _failure(error, record) from None
+        except RelayError as refused:
+            raise _failure(refused, record) from None
         finally:
             self._ended(record)
-        if record.error is not None:
-            raise _failure(record.error, record)
+        error = record.error or text.failure
+        if isinstance(error, RelayError):
+            raise _failure(error, record)
+        if error is not None:
+            raise error
         paid = record.settlement
         return Answer(
             raw=bytes(text.raw),
@@ -172,6 +176,8 @@ class _TextSink:
 
     Attributes:
         raw: the text so far.
+        failure: what `push` raised, a bug of the sink's too; None if it did not. An exchange that
+            had its provider's end in the same read knows nothing of it.
     """
 
     def __init__(self, sink: AgentSink, started: Callable[[], None], *, collect: bool) -> None:
@@ -181,6 +187,7 @@ class _TextSink:
         self._sink = sink
         self._started = started
         self._ready = True
+        self.failure: Exception | None = None
 
     async def commit(self) -> None:
         if not self.committed:
@@ -192,19 +199,25 @@ class _TextSink:
             await self.drain()
 
     def push(self, data: bytes) -> bool:
+        raw = self.reader.feed(data)
+        if self.failure is not None:
+            return self._ready  # the end, which nobody reads
         try:
-            raw = self.reader.feed(data)
-        except NotAChunk:
-            raise UpstreamProtocolError("the provider sent a chunk that is not JSON") from None
-        except ReplyTooLarge as error:
-            raise EventTooLarge(str(error)) from None
-        if raw:
-            self.raw += raw
-            if len(self.raw) > TEXT_BYTES_MAX:
-                raise EventTooLarge(f"the reply has more than {TEXT_BYTES_MAX} bytes of text")
-            if not self._sink.text(raw):
-                self._ready = False
+            if raw:
+                self._hand_on(raw)
+            if self.reader.fault is not None:
+                raise _fault_of(self.reader.fault)
+        except Exception as error:
+            self.failure = error
+            raise
         return self._ready
+
+    def _hand_on(self, raw: bytes) -> None:
+        self.raw += raw
+        if len(self.raw) > TEXT_BYTES_MAX:
+            raise EventTooLarge(f"the reply has more than {TEXT_BYTES_MAX} bytes of text")
+        if not self._sink.text(raw):
+            self._ready = False
 
     def last(self, data: bytes) -> bool:
         return self.push(data)
@@ -216,6 +229,12 @@ class _TextSink:
 
     async def finish(self) -> None:
         """There is no client to tell."""
+
+
+def _fault_of(fault: NotAChunk | ReplyTooLarge) -> RelayError:
+    if isinstance(fault, ReplyTooLarge):
+        return EventTooLarge(str(fault))
+    return UpstreamProtocolError("the provider sent a chunk that is not JSON")
 
 
 def served(record: RequestRecord, target: Target) -> str:

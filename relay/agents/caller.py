@@ -6,7 +6,7 @@
                          └─────────────────────────────────────────────────┘
 
 One call may be several requests to models: each has a hold, a row and a log line of its own, named
-`<call_id>`, `<call_id>.2`, ….
+`<call_id>`, `<call_id>/2`, ….
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class _Conversation:
         request = relay_request(
             self._fields,
             self._messages,
-            request_id=call_id if number == 1 else f"{call_id}.{number}",
+            request_id=call_id if number == 1 else f"{call_id}/{number}",
             slug=self._target.slug,
             created=int(time.time()),
         )

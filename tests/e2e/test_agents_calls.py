@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from relay.agents import asking
 from relay.agents.base import AgentError
 from relay.errors import GatewayShutdown
 from relay.money import Source
 from tests.support.agents import Sink, agents_on, call_lines, logging_to
+from tests.support.collector import Collector
 from tests.support.fake_upstream import (
     DONE,
     FakeUpstream,
@@ -26,6 +28,7 @@ from tests.support.fake_upstream import (
     sse,
 )
 from tests.support.gateway import MODEL, UPSTREAM_MODEL
+from tests.support.metrics import Scrape
 from tests.support.shapes import EVERY_SHAPE, PROMPT_TOKENS, provider_of, script_for
 
 if TYPE_CHECKING:
@@ -268,7 +271,7 @@ async def test_an_empty_stop_at_the_limit_is_asked_once_more(
         assert caught.value.usage.completion_tokens == 8
         async with stack.books() as books:
             rows = await books.rows(4)
-    assert {row.request_id for row in rows} == {"c", "c.2", "d", "d.2"}
+    assert {row.request_id for row in rows} == {"c", "c/2", "d", "d/2"}
 
 
 async def test_reasoning_is_no_content(up: FakeUpstream, tmp_path: Path) -> None:
@@ -368,14 +371,80 @@ async def test_a_shutdown_passes_through(up: FakeUpstream, tmp_path: Path) -> No
     assert row.error_code == "gateway_shutdown"
 
 
-async def test_a_bug_of_the_sink_is_raised_as_it_is(up: FakeUpstream, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_bug_of_the_sink_is_raised_as_it_is(
+    ended: bool, up: FakeUpstream, tmp_path: Path
+) -> None:
     class Broken(Sink):
         def text(self, raw: bytes) -> bool:
             raise KeyError("a bug")
 
     async with agents_on(up, tmp_path, agents={"one": ONE}) as stack:
-        up.script(*ended_early("Hel"), Wait(asyncio.Event()))
+        if ended:
+            up.script(Send(sse(chunk("Hi", finish_reason="stop")) + DONE))
+        else:
+            up.script(*ended_early("Hi"), Wait(asyncio.Event()))
         with pytest.raises(KeyError):
             await stack.call("one", Broken())
-        await up.requests[0].wait_closed(timeout=1.0)
+        if not ended:
+            await up.requests[0].wait_closed(timeout=1.0)
         assert stack.gateway.billing.open_holds == 0
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_a_chunk_that_is_not_json_fails_the_call(
+    at_once: bool, up: FakeUpstream, tmp_path: Path
+) -> None:
+    """A client of the models plane would be sent it; nobody could put it into an event. Also where
+    the provider's end came in the same read.
+    """
+    odd = sse(chunk("MARK")).replace(b"MARK", rb"\q")
+    before = b"".join(sse(chunk(word)) for word in "abc")
+    async with agents_on(up, tmp_path, agents={"one": ONE}) as stack:
+        if at_once:
+            up.script(Send(before + odd + sse(chunk("d", finish_reason="stop")) + DONE))
+        else:
+            up.script(Send(before), Send(odd), Wait(asyncio.Event()))
+        sink = Sink()
+        with pytest.raises(AgentError) as caught:
+            await stack.call("one", sink)
+        if not at_once:
+            await up.requests[0].wait_closed(timeout=1.0)
+    assert (caught.value.code, caught.value.retryable) == ("upstream_error", True)
+    assert sink.whole == "abc"
+
+
+async def test_a_text_is_bounded(
+    up: FakeUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "TEXT_BYTES_MAX", 1000)
+    async with agents_on(up, tmp_path, agents={"one": ONE}) as stack:
+        up.script(*ended_early("x" * 600, "y" * 600), Wait(asyncio.Event()))
+        with pytest.raises(AgentError) as caught:
+            await stack.call("one")
+        await up.requests[0].wait_closed(timeout=1.0)
+    assert "1000 bytes" in caught.value.message
+    assert not caught.value.retryable
+
+
+async def test_calls_are_counted_and_traced(up: FakeUpstream, tmp_path: Path) -> None:
+    """Under the plane of their run, as requests are (O3.2, O3.6)."""
+    async with Collector() as collector:
+        telemetry = {"otlp_endpoint": collector.url}
+        async with agents_on(up, tmp_path, telemetry=telemetry, agents={"one": ONE}) as stack:
+            up.script(*script_for("openai", words=["Hel", "lo"]))
+            await stack.call("one", call_id="c", plane="agents", execution_id="e")
+            metrics = stack.gateway.telemetry.metrics
+            assert metrics is not None
+            scrape = Scrape((await metrics.scrape()).decode())
+        spans = {span.name: span for span in await collector.spans(2)}
+    labels = {"plane": "agents", "model": MODEL, "provider": "fake", "outcome": "completed"}
+    assert scrape.value("sluicegate_requests_total", **labels) == 1
+    tokens = "gen_ai_client_inference_usage_output_tokens_total"
+    assert scrape.value(tokens, gen_ai_request_model=MODEL) == 2
+    agent, attempt = spans["invoke_agent one"], spans[f"chat {UPSTREAM_MODEL}"]
+    assert attempt.parent_id == agent.span_id
+    assert agent.attributes["gen_ai.agent.id"] == "one"
+    assert agent.attributes["sluicegate.plane"] == "agents"
+    assert agent.attributes["sluicegate.request_id"] == "c"
+    assert not [name for name in agent.attributes if name.startswith("http.")]

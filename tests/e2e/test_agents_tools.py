@@ -114,7 +114,7 @@ async def test_calls_are_run_and_the_model_is_asked_again(
         assert reply.usage.completion_tokens == 4 + 2
         async with stack.books() as books:
             rows = await books.rows(2)
-    assert {row.request_id for row in rows} == {"c", "c.2"}
+    assert {row.request_id for row in rows} == {"c", "c/2"}
     assert {row.plane for row in rows} == {"agents"}
     assert sorted(request.json["city"] for request in far.requests) == ["Oslo", "Rome"]
     assert {request.headers["x-key"] for request in far.requests} == {SECRET}

@@ -11,7 +11,8 @@ from planes.config_file import ConfigError, SubstitutionError, load_text, substi
 
 def system(text: str, env: dict[str, str]) -> str:
     """Return what `text` becomes in quotes, where a file may hold any text."""
-    whole = load_text(f"agents: {{a: {{model: m, system: {json.dumps(text)}}}}}", env)
+    agent = f"agents: {{a: {{provider: p, system: {json.dumps(text)}}}}}"
+    whole = load_text(f"{agent}\nproviders: {{p: {{kind: replay}}}}", env)
     return whole.agents["a"].system
 
 

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from planes.settings import HttpTool, Settings, explain
+from planes.settings.tools import host_matches
 
 TOOL: dict[str, Any] = {
     "name": "look",
@@ -94,3 +95,25 @@ def test_hosts_and_networks() -> None:
     ]
     plane = settings(TOOL, tool_networks=["10.1.0.0/16", "::1"]).agents_plane
     assert plane.tool_networks == ("10.1.0.0/16", "::1/128")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "host", "port", "matches"),
+    [
+        ("api.example.com", "api.example.com", 443, True),
+        ("api.example.com", "API.example.com.", 443, True),
+        ("api.example.com", "evil-api.example.com", 443, False),
+        ("api.example.com", "api.example.com.evil.net", 443, False),
+        ("api.example.com:8443", "api.example.com", 8443, True),
+        ("api.example.com:8443", "api.example.com", 443, False),
+        ("*.example.com", "a.b.example.com", 80, True),
+        ("*.example.com", "example.com", 80, False),
+        ("*.example.com", "badexample.com", 80, False),
+        ("[::1]:8080", "::1", 8080, True),
+        ("[::1]:8080", "::1", 80, False),
+        ("[2001:db8::1]", "2001:db8::1", 80, True),
+        ("127.0.0.1", "127.0.0.1", 5000, True),
+    ],
+)
+def test_hosts(pattern: str, host: str, port: int, matches: bool) -> None:
+    assert host_matches(pattern, host, port) is matches
