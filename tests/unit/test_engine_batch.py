@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -167,8 +169,6 @@ def test_progress_is_told_at_most_four_times_a_second_and_at_the_end() -> None:
     agents = ScriptedAgents(lambda call: [0.01, "x"])
 
     async def main() -> None:
-        import asyncio
-
         clock = asyncio.get_running_loop().time
         emit = outlet.emit
 
@@ -184,7 +184,7 @@ def test_progress_is_told_at_most_four_times_a_second_and_at_the_end() -> None:
     run_virtually(main())
     told = outlet.data("batch_progress")
     assert told[-1] == {"task_id": "b", "done": 400, "failed": 0, "total": 400}
-    gaps = [after - before for before, after in zip(times[:-1], times[1:-1], strict=False)]
+    gaps = [after - before for before, after in pairwise(times[:-1])]
     assert len(gaps) >= 3
     assert min(gaps) >= 0.25
     assert [data["done"] for data in told] == sorted(data["done"] for data in told)

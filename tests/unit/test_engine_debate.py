@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from relay.engines.base import Failed
 from relay.engines.embedded.kinds import debate as module
 from tests.support.engines import play
 from tests.support.runs import fails, prompt_of
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def debate(**fields: Any) -> dict[str, Any]:
