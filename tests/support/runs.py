@@ -142,7 +142,9 @@ class RecordingOutlet:
                 self._order.output(key.removeprefix("task/"), stored["output"])
             self.steps.setdefault(key, stored)
 
-    def frame(self, name: str, frame: bytes) -> None:
+    def frame(
+        self, name: str, frame: bytes, task_id: str = "", *, steps: Mapping[str, Any] | None = None
+    ) -> None:
         raise OrderError("an embedded engine makes no frames")
 
     def token(self, task_id: str, raw: bytes) -> bool:
