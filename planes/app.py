@@ -61,6 +61,8 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
             inflight=inflight,
             unsettled=lambda: accounts.unsettled,
             open_holds=lambda: accounts.billing.open_holds,
+            runs=lambda: app[RUNS].running,
+            followers=lambda: app[RUNS].followers,
         ),
     )
     gateway = app[GATEWAY] = Gateway(

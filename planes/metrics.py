@@ -86,6 +86,8 @@ class Metrics:
             one(state.unsettled),
         )
         gauge("sluicegate_open_holds", "Requests that hold money.", one(state.open_holds))
+        gauge("sluicegate_runs", "Runs that work in this process.", one(state.runs))
+        gauge("sluicegate_run_followers", "Clients that follow them live.", one(state.followers))
         gauge(
             "sluicegate_draining",
             "1 from the signal to stop on, else 0.",

@@ -65,11 +65,14 @@ class State:
 
     Attributes:
         unsettled: settlements that are not in the store yet. open_holds: of this process.
+        runs, followers: runs that work in this process, and clients that follow them live.
     """
 
     inflight: InFlight
     unsettled: Callable[[], int]
     open_holds: Callable[[], int]
+    runs: Callable[[], int]
+    followers: Callable[[], int]
 
 
 class _Listener(Protocol):

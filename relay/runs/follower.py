@@ -84,7 +84,7 @@ class Follower:
         self._allowed = allowed
         self._one_leg = one_leg
         self._keepalive = keepalive
-        self._idle_s = keepalive_s if keepalive else CHECK_EVERY_S
+        self._keepalive_s = keepalive_s
         self._lag_s = lag_s
         self._frames_max = frames_max
         self._bytes_max = bytes_max
@@ -104,6 +104,7 @@ class Follower:
         self._frames = self._bytes = 0
         self._now = asyncio.get_running_loop().time
         self._pushed_at = self._now()
+        self._check_at = self._now() + CHECK_EVERY_S
         self.was_reset = False
 
     # -- the hub's side: plain calls ------------------------------------------------------------
@@ -188,6 +189,10 @@ class Follower:
 
     async def _step(self) -> bool:
         """Do what is to be done next; False at the end."""
+        if self._now() >= self._check_at:
+            self._check_at = self._now() + CHECK_EVERY_S
+            if not self._allowed():
+                return False
         if not self._ready:
             return await self._drain()
         if not self._live:
@@ -197,24 +202,23 @@ class Follower:
                 return False
             self._live = False  # what follows is somebody else's
             return True
-        return await self._idle()
+        await self._idle()
+        return True
 
-    async def _idle(self) -> bool:
-        """Sleep until something has to be done; False if the client may follow no longer."""
+    async def _idle(self) -> None:
+        """Sleep until something has to be done."""
+        until = self._check_at
+        if self._keepalive:
+            until = min(until, self._pushed_at + self._keepalive_s)
         try:
-            async with asyncio.timeout_at(self._pushed_at + self._idle_s):
+            async with asyncio.timeout_at(until):
                 await self._wake.wait()
         except TimeoutError:
-            if self._now() < self._pushed_at + self._idle_s:
-                return True  # something was sent meanwhile
-            if not self._allowed():
-                return False
-            if self._keepalive:
+            # Not if something was sent meanwhile.
+            if self._keepalive and self._now() >= self._pushed_at + self._keepalive_s:
                 self._push(self._keepalive)
-            self._pushed_at = self._now()
-            return True
-        self._wake.clear()
-        return True
+        else:
+            self._wake.clear()
 
     async def _drain(self) -> bool:
         """Wait until the client takes more, then send what is queued; False: it was reset."""
@@ -271,7 +275,7 @@ class Follower:
             return False
         self._push_all(await self._open_texts())
         await asyncio.sleep(POLL_S)
-        return self._allowed()
+        return True
 
     async def _join_if_level(self, hub: Hub) -> bool:
         hub.flush()

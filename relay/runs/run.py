@@ -199,6 +199,11 @@ class Run:
         self.hub.publish([CommittedFrame(at + n, event) for n, event in enumerate(terminal)])
         self.ending = ending
         self.hub.close(complete=True)
+        _log.info(
+            "run %s of %s (%s): %s after %.1f s, %d tasks completed, %d failed",
+            *(self.execution_id, self.envelope.payer.org, self.envelope.plane, end.state),
+            *(self._summary(ending)["duration_ms"] / 1000, *_counts(ending)),
+        )
 
     async def _patiently(self, write: Callable[[], Any]) -> int | None:
         while True:
@@ -223,6 +228,10 @@ class Run:
     def _summary(self, ending: Ending) -> dict[str, Any]:
         duration_ms = max(0, round((self._clock() - self.envelope.created_at) * 1000))
         return summary_of(ending.summary, ending.usage, duration_ms)
+
+
+def _counts(ending: Ending) -> tuple[int, int]:
+    return ending.summary.get("completed", 0), ending.summary.get("failed", 0)
 
 
 def summary_of(counts: Any, usage: Usage, duration_ms: int) -> dict[str, Any]:

@@ -114,6 +114,11 @@ class RunService:
         """Runs that work in this process."""
         return len(self._runs)
 
+    @property
+    def followers(self) -> int:
+        """Clients that follow runs of this process live."""
+        return sum(run.hub.listeners for run in [*self._runs.values()])
+
     def engine(self, plane: str) -> Engine:
         """The engine of a plane."""
         return self._engines[plane]

@@ -38,11 +38,15 @@ PAGE = (ROOT / "docs/metrics.md").read_text("utf-8")
 CHAT = "/v1/chat/completions"
 
 
-def state(inflight: InFlight | None = None, *, unsettled: int = 0, open_holds: int = 0) -> State:
+def state(
+    inflight: InFlight | None = None, *, unsettled: int = 0, open_holds: int = 0, runs: int = 0
+) -> State:
     return State(
         inflight=inflight or InFlight(),
         unsettled=lambda: unsettled,
         open_holds=lambda: open_holds,
+        runs=lambda: runs,
+        followers=lambda: 2 * runs,
     )
 
 
@@ -354,11 +358,13 @@ async def test_lag_is_what_comes_on_top_of_the_sleep(monkeypatch: pytest.MonkeyP
 
 async def test_gauges_read_the_state() -> None:
     inflight = InFlight()
-    metrics = Metrics([], state(inflight, unsettled=7, open_holds=3))
+    metrics = Metrics([], state(inflight, unsettled=7, open_holds=3, runs=2))
     with inflight.request():
         seen = await scraped(metrics)
     assert seen.value("sluicegate_settlements_pending") == 7
     assert seen.value("sluicegate_open_holds") == 3
+    assert seen.value("sluicegate_runs") == 2
+    assert seen.value("sluicegate_run_followers") == 4
     assert seen.value("sluicegate_requests_in_flight") == 1
     assert (await scraped(metrics)).value("sluicegate_requests_in_flight") == 0
 
