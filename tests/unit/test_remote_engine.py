@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -101,6 +102,16 @@ async def test_w2_3_a_resumed_run_is_executed_with_its_answers() -> None:
         request = await remote.request("/execute")
     assert isinstance(ending, Completed)
     assert request.json["answers"] == {"ask": {"ok": True}}
+
+
+async def test_w2_5_a_run_that_its_process_left_is_not_begun_again() -> None:
+    async with RemoteEngine() as remote, engine_at(remote.base_url) as engine:
+        await remote.script(f"/executions/{EXECUTION}/cancel", *json_answer({}))
+        ending = await engine.run(replace(envelope(), left=True), KeepingOutlet())
+        assert await remote.seen("/execute") == []
+        assert len(await remote.seen(f"/executions/{EXECUTION}/cancel")) == 1
+    assert isinstance(ending, Failed)
+    assert ending.code == "orphaned"
 
 
 # --- its frames -----------------------------------------------------------------------------------
@@ -234,6 +245,13 @@ async def test_w2_3_a_run_that_waits() -> None:
     assert (ending.task_id, ending.prompt, ending.schema) == ("ask", "Well?", {"type": "string"})
     assert ending.verbatim == (("workflow_yielded", frame), ("workflow_result", result("yielded")))
     assert outlet.order == ["heartbeat"]
+
+
+@pytest.mark.parametrize("schema", [{"type": 5}, {"$ref": "http://127.0.0.1/"}, "text", None])
+async def test_w2_3_a_schema_that_no_answer_can_be_held_to_is_the_engines(schema: object) -> None:
+    ending, _ = await run(Send(said("workflow_yielded", task_id="ask", schema=schema)))
+    assert isinstance(ending, Yielded)
+    assert (ending.prompt, ending.schema) == ("", None)
 
 
 async def test_w2_3_one_outcome_and_one_result(caplog: pytest.LogCaptureFixture) -> None:

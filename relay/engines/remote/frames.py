@@ -16,6 +16,7 @@ from yarl import URL
 from encoders.json_text import dumps, loads
 from encoders.usage import token_count
 from relay.engines.base import Completed, Failed, Usage, Yielded
+from relay.engines.embedded.schemas import AnswerSchema, SchemaFault
 from relay.ordering import LAST_WORDS, STARTED, TASK_ENDS, YIELDED, EngineFrame, Offer
 
 if TYPE_CHECKING:
@@ -164,11 +165,10 @@ def ending_of(finals: Sequence[Say]) -> Ending | None:
     summary = summary if isinstance(summary, dict) else {}
     usage = _usage(summary.get("usage"))
     if outcome.name == YIELDED:
-        schema = said.get("schema")
         return Yielded(
             task_id=_text(said.get("task_id")) or "",
             prompt=_text(said.get("prompt")) or "",
-            schema=schema if isinstance(schema, dict) else None,
+            schema=_schema(said.get("schema")),
             summary=summary,
             usage=usage,
             verbatim=verbatim,
@@ -222,6 +222,17 @@ def _object(data: bytes) -> dict[str, Any]:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def _schema(value: object) -> dict[str, Any] | None:
+    """The schema of an answer, None unless answers can be held to it: then the engine judges."""
+    if not isinstance(value, dict):
+        return None
+    try:
+        AnswerSchema(value)
+    except SchemaFault:
+        return None
+    return value
 
 
 def _usage(value: object) -> Usage:
