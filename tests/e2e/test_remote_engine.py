@@ -124,8 +124,7 @@ async def test_w1_2_a_cancel_reaches_the_engine_and_ends_the_stream() -> None:
         await engine.script("/streams/a", Head(), Gate("never"))
         async with gateway.client() as client:
             await ask(client, "POST", EXECUTE, BODY)
-            await client.read_until(b"\n\n")
-            await client.read_until(b"streaming_started")
+            await client.read_until(lambda c: b"streaming_started" in c.body)
             run = client.header("x-execution-id")
             await engine.request("/streams/a")
             cancel = f"/executions/{run}/cancel"
@@ -164,7 +163,7 @@ async def test_w2_5_a_run_of_a_killed_gateway_is_ended_as_an_orphan(tmp_path: Pa
         async with gateway_over(engine, tmp_path) as gateway:
             async with gateway.client() as client:
                 await ask(client, "POST", EXECUTE, BODY)
-                await client.read_until(b"workflow_started")
+                await client.read_until(lambda c: b"workflow_started" in c.body)
                 run = client.header("x-execution-id")
             gateway.kill()
             await gateway.wait()
