@@ -53,7 +53,8 @@ class Envelope:
         document: as received: YAML text, or an object. inputs: as received.
         source: where the document comes from. plane: for the usage rows.
         created_at: Unix seconds.
-        past: empty for a run that begins.
+        past: empty for a run that begins. left: whether its process died, or gave it up, while an
+            engine worked on it.
     """
 
     execution_id: str
@@ -65,6 +66,7 @@ class Envelope:
     created_at: float
     plane: str = "workflows"
     past: Past = field(default_factory=Past)
+    left: bool = False
 
 
 class Outlet(Protocol):

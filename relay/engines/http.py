@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from relay.engines.base import Checked
+from relay.engines.base import Checked, Failed
 from relay.engines.remote.link import EngineLink, RemoteLimits
 from relay.engines.remote.outline import outline
 from relay.engines.remote.run import RemoteRun
@@ -45,12 +45,6 @@ class HttpEngine:
             user_agent=user_agent,
         )
 
-    resumes = False  # a run is one request, and it went with the process that made it
-
-    def refuse_answer(self, waits_for: Any, answer: Any) -> str | None:
-        """What an answer has to be is the engine's to judge."""
-        return None
-
     def check(self, document: str | Mapping[str, Any], inputs: Mapping[str, Any]) -> Checked:
         """Look at the size and the form of a document; all else is the engine's to judge."""
         name, task_count = outline(document)
@@ -59,8 +53,16 @@ class HttpEngine:
     async def run(self, envelope: Envelope, outlet: Outlet) -> Ending:
         """Have the engine work on a document; see `Engine.run`.
 
-        A run that waited and is resumed is executed again under the same id, with the answers.
+        A run that waited and is resumed is executed again under the same id, with the answers. One
+        that was left by its process ends with `orphaned`, and the engine is told to cancel it: its
+        frames went there, and to begin again would do its work twice.
         """
+        if envelope.left:
+            await self._link.cancel(envelope.execution_id)
+            return Failed(
+                code="orphaned",
+                message="the gateway process that followed the engine's run is gone",
+            )
         return await RemoteRun(self._link, envelope, outlet).work()
 
     async def cancelled(self, execution_id: str) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.engines.base import Envelope, Payer
@@ -337,7 +337,7 @@ class RunService:
             await end_row(self.store, row, failed, self._clock())
             return
         _log.warning("run %s was left by its process; it goes on here", row.execution_id)
-        envelope = await envelope_of(self.store, row)
+        envelope = replace(await envelope_of(self.store, row), left=True)
         slot = ExitStack()
         slot.enter_context(self._slots.hold(row.org, row.execution_id, None))
         self._start(envelope, head=row.head, generation=row.generation, slot=slot)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
+from yarl import URL
 
 from encoders.json_text import dumps
 from encoders.shapes import OPENAI
@@ -115,12 +116,12 @@ class HttpUpstream:
         return await self._request("POST", url, body, {**self._headers, **headers})
 
     async def get_stream(self, url: str, headers: Mapping[str, str]) -> HttpReply:
-        """Ask for a body that arrives bit by bit; see `post`."""
+        """Ask for a body that arrives bit by bit; see `post`. `url` is dialled as it is spelt."""
         ours = {k: v for k, v in self._headers.items() if k.lower() != "content-type"}
-        return await self._request("GET", url, None, {**ours, **headers})
+        return await self._request("GET", URL(url, encoded=True), None, {**ours, **headers})
 
     async def _request(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+        self, method: str, url: str | URL, body: bytes | None, headers: Mapping[str, str]
     ) -> HttpReply:
         assert self._session is not None, "a request before start()"
         try:
@@ -158,7 +159,7 @@ class HttpUpstream:
         return reply.status, body[:max_bytes]
 
     async def _send(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+        self, method: str, url: str | URL, body: bytes | None, headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
         """Send the request, again on another connection if the one from the pool was stale.
 

@@ -75,16 +75,15 @@ class KeepingOutlet:
         """Names of frames, with their task if they are about one, and `task:text` for tokens that
         follow each other."""
         out: list[str] = []
-        for name, what in self.said:
-            if name != "token":
+        task, raw = "", b""
+        for name, what in [*self.said, ("", b"")]:
+            if raw and (name != "token" or what[0] != task):
+                out.append(f"{task}:{_text(raw)}")
+                raw = b""
+            if name == "token":
+                task, raw = what[0], raw + what[1]
+            elif name:
                 out.append(name + _about(what))
-                continue
-            task, raw = what
-            text = json.loads(b'"%b"' % raw)
-            if out and out[-1].startswith(f"{task}:"):
-                out[-1] += text
-            else:
-                out.append(f"{task}:{text}")
         return out
 
     @property
@@ -96,7 +95,7 @@ class KeepingOutlet:
                 raws[what[0]] += what[1]
             elif name == "streaming_started":
                 raws.pop(_about(what).strip(), None)
-        return {task: json.loads(b'"%b"' % raw) for task, raw in raws.items()}
+        return {task: _text(raw) for task, raw in raws.items()}
 
     async def until(self, *names: str) -> None:
         """Waits until the last frames have these names; tokens do not count."""
@@ -128,9 +127,15 @@ class KeepingOutlet:
         self._changed.set()
 
 
+def _text(raw: bytes) -> str:
+    text: str = json.loads(b'"%b"' % raw)
+    return text
+
+
 def _about(frame: bytes) -> str:
     try:
-        data = json.loads(frame.partition(b"data: ")[2])["data"]
+        lines = [line[6:] for line in frame.split(b"\n") if line.startswith(b"data: ")]
+        data = json.loads(b"\n".join(lines))["data"]
     except (ValueError, KeyError):
         return ""
     task = data.get("task_id")

@@ -242,6 +242,7 @@ async def test_the_end_of_a_grace_parks_a_run_and_the_next_process_goes_on(tmp_p
     inflight = InFlight()
 
     async def hang(envelope: Envelope, outlet: Outlet) -> Ending:
+        assert not envelope.left
         outlet.emit("workflow_started", {"inputs": {}})
         outlet.emit("task_dispatched", {"task_id": "t1", "kind": "task", "attempt": 1})
         await asyncio.Event().wait()
@@ -258,6 +259,7 @@ async def test_the_end_of_a_grace_parks_a_run_and_the_next_process_goes_on(tmp_p
     pasts = []
 
     async def go_on(envelope: Envelope, outlet: Outlet) -> Ending:
+        assert envelope.left
         pasts.append(envelope.past)
         return Completed(final_task_id=None, summary={})
 

@@ -16,6 +16,7 @@ from yarl import URL
 from encoders.json_text import dumps, loads
 from encoders.usage import token_count
 from relay.engines.base import Completed, Failed, Usage, Yielded
+from relay.engines.embedded.schemas import AnswerSchema, SchemaFault
 from relay.ordering import LAST_WORDS, STARTED, TASK_ENDS, YIELDED, EngineFrame, Offer
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class FrameReader:
 
     def __init__(self, base_url: str, allowed: Sequence[str], redactor: Redactor) -> None:
         self._base = URL(base_url)
-        self._allowed = frozenset(URL(url).origin() for url in allowed)
+        self._origin = _origin(self._base)
+        self._allowed = frozenset(_origin(URL(url)) for url in allowed)
         self._redactor = redactor
         self._complained: set[str] = set()
         self.complaints: list[str] = []
@@ -106,33 +108,45 @@ class FrameReader:
         except ValueError:
             self._complain("a stream_url that is no http(s) URL")
             return None
-        ours = target.origin() == self._base.origin()
-        if not ours and target.origin() not in self._allowed:
+        origin = _origin(target)
+        if origin != self._origin and origin not in self._allowed:
+            scheme, host, port = origin
             self._complain(
-                f"a sub-stream at {str(target.origin())[:200]}, which is neither the engine's "
-                "origin nor one of allow_stream_origins"
+                f"a sub-stream at {scheme}://{host}:{port}, which is neither the engine's origin "
+                "nor one of allow_stream_origins"
             )
             return None
-        return Offer(url=str(target), shape=str(shape), ours=ours)
+        return Offer(url=str(target), shape=str(shape), ours=origin == self._origin)
 
     def _target(self, url: object) -> URL:
         """The URL as it will be dialled: whoever compares origins must read it as the dialler."""
         if not isinstance(url, str) or not 0 < len(url) <= _URL_MAX:
             raise ValueError("not a URL")
-        if any(not c.isprintable() or c.isspace() or c == "\\" for c in url):
+        if any(not "!" <= c <= "~" or c == "\\" for c in url):
             raise ValueError("not a URL")
-        target = self._base.join(URL(url)).with_fragment(None)
+        target = self._base.join(URL(url, encoded=True)).with_fragment(None)
         if target.scheme not in ("http", "https") or not target.host:
             raise ValueError("not http")
         if target.user is not None or target.password is not None:
             raise ValueError("holds a user")
-        target.origin()
         return target
 
     def _complain(self, what: str) -> None:
         if what not in self._complained and len(self._complained) < _COMPLAINTS_MAX:
             self._complained.add(what)
             self.complaints.append(what)
+
+
+def _origin(url: URL) -> tuple[str, str, int | None]:
+    """Scheme, host and port, the port also where it is the scheme's own (RFC 6454)."""
+    return url.scheme, (url.host or "").lower(), url.port
+
+
+def whole(events: Sequence[SseEvent]) -> list[SseEvent]:
+    """Of the last events of a stream, which may lack their blank line, those that are whole: half
+    an outcome is none (B08, B15).
+    """
+    return [event for event in events if _is_json(event.data)]
 
 
 def raw_of(text: str) -> bytes:
@@ -151,11 +165,10 @@ def ending_of(finals: Sequence[Say]) -> Ending | None:
     summary = summary if isinstance(summary, dict) else {}
     usage = _usage(summary.get("usage"))
     if outcome.name == YIELDED:
-        schema = said.get("schema")
         return Yielded(
             task_id=_text(said.get("task_id")) or "",
             prompt=_text(said.get("prompt")) or "",
-            schema=schema if isinstance(schema, dict) else None,
+            schema=_schema(said.get("schema")),
             summary=summary,
             usage=usage,
             verbatim=verbatim,
@@ -191,6 +204,14 @@ def data_of(payload: bytes) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
+def _is_json(data: bytes) -> bool:
+    try:
+        loads(data)
+    except ValueError:
+        return False
+    return True
+
+
 def _object(data: bytes) -> dict[str, Any]:
     try:
         value = loads(data)
@@ -201,6 +222,17 @@ def _object(data: bytes) -> dict[str, Any]:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def _schema(value: object) -> dict[str, Any] | None:
+    """The schema of an answer, None unless answers can be held to it: then the engine judges."""
+    if not isinstance(value, dict):
+        return None
+    try:
+        AnswerSchema(value)
+    except SchemaFault:
+        return None
+    return value
 
 
 def _usage(value: object) -> Usage:

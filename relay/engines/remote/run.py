@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from encoders.sse import SseDecoder, SseEventTooLarge
 from relay.engines.base import Failed
-from relay.engines.remote.frames import FrameReader, Inline, ending_of
+from relay.engines.remote.frames import FrameReader, Inline, ending_of, whole
 from relay.engines.remote.substream import text_reader
 from relay.engines.remote.texts import Texts
 from relay.errors import UpstreamError, UpstreamProtocolError
@@ -120,8 +120,7 @@ class RemoteRun:
                 await self._moved.wait()
             data = await reply.read()
             try:
-                # A last frame without its blank line counts, as in `StreamRelay` (B08).
-                self._take(decoder.feed(data) if data else decoder.finish())
+                self._take(decoder.feed(data) if data else whole(decoder.finish()))
             except SseEventTooLarge as error:
                 self._take(error.events)
                 raise UpstreamProtocolError(f"the engine sent {error}") from None
