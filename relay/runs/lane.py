@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from encoders.json_text import loads
+from encoders.json_text import dumps, loads
 from encoders.workflow import TEXT_ENDS
 from relay.stores.runs import Batch, JournalEvent, TextPiece
 
@@ -29,6 +29,7 @@ TASK: Final = "task/"  # the step of a finished task is this and its id
 WAITING_ITEMS_MAX: Final = 1000
 WAITING_BYTES_MAX: Final = 1024 * 1024
 _HIGH_SURROGATE: Final = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})\Z")
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}".encode()
 
 
@@ -37,6 +38,13 @@ def count_chars(raw: bytes) -> int:
     if b"\\" not in raw:
         return len(raw) if raw.isascii() else len(raw.decode("utf-8", "replace"))
     return len(loads(b'"' + raw + b'"'))
+
+
+def well_formed(raw: bytes) -> bytes:
+    """The inside of a JSON string whose lone surrogates have become U+FFFD (B20)."""
+    text: str = loads(b'"' + raw + b'"')
+    whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return dumps(whole)[1:-1]
 
 
 @dataclass(slots=True)
@@ -159,6 +167,8 @@ class Lane:
             raw = raw[: half.start(1)]
             if not raw:
                 return None
+        if b"\\" in raw and _SURROGATE.search(raw):
+            raw = well_formed(raw)
         return self._admit(task_id, stream, raw)
 
     def _admit(self, task_id: str, stream: _Open, raw: bytes) -> Text | None:

@@ -305,6 +305,7 @@ class RunService:
             await run.ended.wait()
         elif asked.state == "yielded":
             await end_row(self.store, asked, CANCELLED, self._clock())
+            await self._engines[asked.plane].cancelled(asked.execution_id)
         return await self.store.get_run(row.execution_id)
 
     # -- runs that nobody works on ---------------------------------------------------------------
@@ -335,6 +336,8 @@ class RunService:
         if failed is not None:
             _log.warning("run %s is ended: %s", row.execution_id, failed.message)
             await end_row(self.store, row, failed, self._clock())
+            if row.plane in self._engines:
+                await self._engines[row.plane].cancelled(row.execution_id)
             return
         _log.warning("run %s was left by its process; it goes on here", row.execution_id)
         envelope = replace(await envelope_of(self.store, row), left=True)
