@@ -100,6 +100,7 @@ class RunService:
         self._retention_s = retention_days * _DAY_S
         self._runs_max = runs_max
         self._clock = clock
+        self._started = False
         self._runs: dict[str, Run] = {}
         self._beginning: set[asyncio.Task[Run]] = set()
         self._periodic = (
@@ -134,11 +135,19 @@ class RunService:
 
     async def start(self) -> None:
         """Begin; the store is open and the lease of this worker is taken."""
+        self._started = True
         for periodic in self._periodic:
             periodic.start()
 
     async def close(self) -> None:
         """Park what still runs, and give it up. Comes before the lease is given up."""
+        if self._started:
+            await self._stop()
+        for engine in {id(engine): engine for engine in self._engines.values()}.values():
+            await engine.close()
+
+    async def _stop(self) -> None:
+        self._started = False
         for periodic in self._periodic:
             await periodic.close()
         if self._beginning:
@@ -149,9 +158,10 @@ class RunService:
             for task in late:
                 task.cancel()
             await asyncio.gather(*parked, return_exceptions=True)
-        await self.store.release_runs(self._owner)
-        for engine in {id(engine): engine for engine in self._engines.values()}.values():
-            await engine.close()
+        try:
+            await self.store.release_runs(self._owner)
+        except StoreError as error:  # its lease runs out all the same
+            _log.warning("the runs of this process could not be given up: %s", error)
 
     # -- begin, answer, cancel -------------------------------------------------------------------
 
