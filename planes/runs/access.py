@@ -48,7 +48,10 @@ class InvalidWorkflow(RelayError):
 
 def _line(problem: Problem) -> str:
     place = f"line {problem.line}, column {problem.column}" if problem.line is not None else ""
-    return ": ".join(part for part in (place, problem.path, problem.message) if part)
+    where = problem.path
+    if problem.task_id is not None:
+        where += f" (task {problem.task_id})"
+    return ": ".join(part for part in (place, where, problem.message) if part)
 
 
 def _problem(problem: Problem) -> dict[str, object]:
