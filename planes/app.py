@@ -16,6 +16,8 @@ from aiohttp import web
 
 from planes import health
 from planes.accounts import Accounts
+from planes.agents import routes as agents_routes
+from planes.agents_caller import make_caller
 from planes.auth import KeyRing
 from planes.decision import routes as decision_routes
 from planes.decision.plane import DECISION, make_plane
@@ -24,7 +26,7 @@ from planes.middleware import observe
 from planes.models import routes as models_routes
 from planes.providers import Providers
 from planes.runner import make_runner
-from planes.runs.access import RUNS
+from planes.runs.access import CALLER, RUNS
 from planes.runs.build import make_runs
 from planes.telemetry import State, Telemetry
 from planes.workflows import routes as workflows_routes
@@ -78,7 +80,8 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
     )
 
     decisions = make_plane(gateway, store=accounts.store)
-    runs = app[RUNS] = make_runs(gateway, store=accounts.store.runs)
+    caller = app[CALLER] = make_caller(gateway)
+    runs = app[RUNS] = make_runs(gateway, caller, store=accounts.store.runs)
 
     async def run_parts(_: web.Application) -> AsyncIterator[None]:
         try:
@@ -116,6 +119,7 @@ def _mount(app: web.Application, gateway: Gateway, decisions: DecisionPlane | No
         app.add_routes(health.metrics_routes)
     models_routes.add_routes(app)
     workflows_routes.add_routes(app)
+    agents_routes.add_routes(app)
     if decisions is not None:
         app[DECISION] = decisions
         gateway.other_models = decisions.models(gateway.started)

@@ -14,11 +14,13 @@ from relay.runs.service import RunService
 
 if TYPE_CHECKING:
     from planes.auth import Principal
+    from relay.agents.base import AgentCaller
     from relay.engines.base import DocumentError, Problem
     from relay.stores.runs import RunRow
 
 KEY_PREFIX: Final = "ozk_"
 RUNS: web.AppKey[RunService] = web.AppKey("runs", RunService)
+CALLER: web.AppKey[AgentCaller] = web.AppKey("caller")
 _SHOWN_MAX: Final = 20
 
 
@@ -79,7 +81,7 @@ def admit_to_runs(request: web.Request) -> Principal:
 def may_still(request: web.Request) -> bool:
     """Whether the key of a request that streams is still good (J2.4)."""
     try:
-        admit_to_runs(request)
+        admit(request)
     except RelayError:
         return False
     return True

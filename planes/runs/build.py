@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planes.agents_caller import make_caller
 from planes.settings import HttpEngine
 from planes.version import USER_AGENT
+from relay.engines.embedded.agent import AgentEngine
 from relay.engines.embedded.engine import EmbeddedEngine
 from relay.engines.http import HttpEngine as RemoteEngine
 from relay.engines.remote.link import RemoteLimits
@@ -14,21 +14,24 @@ from relay.runs.service import RunService
 
 if TYPE_CHECKING:
     from planes.gateway import Gateway
+    from relay.agents.base import AgentCaller
     from relay.engines.base import Engine
     from relay.stores.runs import RunStore
 
 
-def make_runs(gateway: Gateway, *, store: RunStore) -> RunService:
+def make_runs(gateway: Gateway, caller: AgentCaller, *, store: RunStore) -> RunService:
     """Return the service that all runs of this process belong to; not started."""
     settings = gateway.settings.workflows
-    caller = make_caller(gateway)
     embedded = EmbeddedEngine(caller, heartbeat_s=settings.heartbeat_s)
     engine: Engine = embedded
     if isinstance(settings.engine, HttpEngine):
         engine = _remote(settings.engine)
     return RunService(
         store,
-        {"workflows": engine},
+        {
+            "workflows": engine,
+            "agents": AgentEngine(caller, heartbeat_s=settings.heartbeat_s),
+        },
         gateway.inflight,
         gateway.slots,
         owner=gateway.billing.worker,

@@ -15,6 +15,7 @@ from relay.stores.runs import ENDED
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from planes.auth import Principal
     from relay.stores.runs import RunRow
 
 
@@ -28,7 +29,15 @@ class NotReady(RelayError):
 
 async def result(request: web.Request) -> web.Response:
     """`GET /v1/workflows/results/{run}/{task_id}`: by execution, or a workflow's newest run."""
-    principal = admit_to_runs(request)
+    return await result_for(request, admit_to_runs(request))
+
+
+async def result_for(request: web.Request, principal: Principal) -> web.Response:
+    """Answer with the output that the path names.
+
+    Raises:
+        RunNotFound, NotReady.
+    """
     store = request.app[RUNS].store
     named, task_id = request.match_info["run"], request.match_info["task_id"]
     row = await store.get_run(named)

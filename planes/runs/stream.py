@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 class RunStream:
     """One answer that follows one run.
 
+    Attributes:
+        headers: of the answer; they leave with `serve`.
+
     Args:
-        after: as for `relay.runs.follower.Follower`.
+        after, one_leg, keepalive, keepalive_s: as for `relay.runs.follower.Follower`.
+        stopped: what a client is told whose run goes on after a restart of the gateway.
     """
 
     def __init__(
@@ -33,7 +37,11 @@ class RunStream:
         *,
         after: int | None = None,
         one_leg: bool = False,
+        keepalive: bytes = b"",
+        keepalive_s: float = 15.0,
+        stopped: bytes = b"",
     ) -> None:
+        self._stopped = stopped
         self._gateway = request.app[GATEWAY]
         self._record = request[RECORD]
         runs = request.app[RUNS]
@@ -42,7 +50,7 @@ class RunStream:
             self._record.request_id,
             write_stall_s=self._gateway.settings.server.write_stall_s,
         )
-        headers = self._sink.response.headers
+        headers = self.headers = self._sink.response.headers
         headers["Cache-Control"] = "no-cache"
         headers["x-execution-id"] = execution_id
         headers["x-workflow-id"] = workflow_id
@@ -56,6 +64,8 @@ class RunStream:
             wire,
             after=after,
             one_leg=one_leg,
+            keepalive=keepalive,
+            keepalive_s=keepalive_s,
             allowed=lambda: may_still(request),
         )
 
@@ -70,8 +80,9 @@ class RunStream:
         try:
             async with self._gateway.inflight.interruptible():
                 await self.follower.serve()
-        except GatewayShutdown:
-            pass  # the run goes on in the next process, where its client finds it again
+        except GatewayShutdown:  # the run goes on in the next process
+            if self._stopped:
+                await self._sink.write(self._stopped)
         await self._sink.finish()
         self._record.outcome = Outcome.COMPLETED
         return self._sink.response

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from planes.settings.decision import ChatLogprobsBackend
 from planes.settings.providers import NO_KEY
 from planes.settings.root import Settings
+from planes.settings.workflows import DurableEngine
 
-LATER_SECTIONS = ("agents_plane", "workflows")
 OPENAI_FLAGS = ("cumulative_deltas", "inline_tool_calls")
 
 
@@ -72,9 +72,8 @@ def _flags_of_openai(settings: Settings) -> Iterator[str]:
 
 
 def _later(settings: Settings) -> Iterator[str]:
-    sections = [name for name in LATER_SECTIONS if name in settings.model_fields_set]
-    if sections:
-        yield f"{_and(sections)} {_be(sections)} configured but not served yet"
+    if isinstance(settings.workflows.engine, DurableEngine):
+        yield "workflows.engine: `durable` is not served yet; `embedded` runs the documents"
 
 
 def _missing(settings: Settings) -> Iterator[str]:

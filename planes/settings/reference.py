@@ -17,7 +17,6 @@ from pydantic_core import PydanticUndefined
 
 from planes.settings import base, tools
 from planes.settings.base import Section
-from planes.settings.notices import LATER_SECTIONS
 from planes.settings.root import Settings
 
 _HEAD: Final = """\
@@ -132,10 +131,8 @@ def _table(section: type[Section], links: Mapping[type[Section], str]) -> str:
     names = sorted(section.model_fields, key=lambda name: name not in section.__annotations__)
     for name in names:
         field = section.model_fields[name]
-        later = section is Settings and name in LATER_SECTIONS
-        key = f"*`{name}`*" if later else f"`{name}`"
         kind = _type(field.annotation, tuple(field.metadata), links)
-        cells = (key, kind, _default(field), field.description or "")
+        cells = (f"`{name}`", kind, _default(field), field.description or "")
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(rows) + "\n"
 

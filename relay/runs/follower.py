@@ -246,8 +246,7 @@ class Follower:
     def _reset(self) -> None:
         """Tell a client that takes nothing to begin again (J2.2)."""
         self.was_reset = True
-        told = dumps({"execution_id": self._execution_id, "after": self._position})
-        self._push(workflow.frame("stream_reset", told))
+        self._push(self._wire.reset(self._execution_id, self._position))
 
     # -- replay -----------------------------------------------------------------------------------
 

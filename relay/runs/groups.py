@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from encoders import workflow
+from encoders.json_text import dumps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,6 +74,13 @@ class Wire(Protocol):
     def encode(self, item: Item) -> bytes:
         """Return an item as it leaves; b"" if it does not. Equal items give equal bytes."""
 
+    def reset(self, execution_id: str, after: int) -> bytes:
+        """Return what a client is told that took nothing for too long (J2.2).
+
+        Args:
+            after: the position of the last frame that it has.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class EngineWire:
@@ -91,6 +99,10 @@ class EngineWire:
                 return workflow.placed_token(item.stream.head, item.raw, item.offset)
             return workflow.token(item.stream.head, item.raw)
         return workflow.with_id(item.position, item.frame) if self.ids else item.frame
+
+    def reset(self, execution_id: str, after: int) -> bytes:
+        told = dumps({"execution_id": execution_id, "after": after})
+        return workflow.frame("stream_reset", told)
 
 
 VERBATIM: Final = EngineWire(ids=False, offsets=False)  # the POST stream

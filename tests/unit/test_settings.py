@@ -374,11 +374,11 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
             {"providers": {"x": OPENAI, **{n: OPENAI | {"api_key": ""} for n in "abc"}}},
             "providers a, b and c are off: api_key is empty",
         ),
+        ({"agents_plane": {}, "workflows": {}}, None),
         (
-            {"agents_plane": {}, "workflows": {}},
-            "agents_plane and workflows are configured but not served yet",
+            {"workflows": {"engine": {"kind": "durable"}}},
+            "workflows.engine: `durable` is not served yet; `embedded` runs the documents",
         ),
-        ({"workflows": {}}, "workflows is configured but not served yet"),
         (
             {
                 "providers": {"x": OPENAI, "local": {"kind": "local"}},
@@ -393,7 +393,7 @@ def test_settings_that_do_all_they_say_are_silent() -> None:
                 "decision": {"backend": {"kind": "chat-logprobs", "model": "a/m"}},
                 "workflows": {},
             },
-            "workflows is configured but not served yet",
+            None,
         ),
         (
             {"keys": []},

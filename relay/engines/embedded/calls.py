@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from relay.agents.base import AgentCall, AgentError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from relay.agents.base import AgentReply
     from relay.engines.embedded.lives import Life
@@ -75,7 +75,24 @@ class _Sink:
 async def ask(
     life: Life, agent: str, prompt: str, *, max_tokens: int | None = None, streamed: bool = True
 ) -> AgentReply:
+    """Ask an agent one thing under the task's id; see `call_agent`."""
+    messages = [{"role": "user", "content": prompt}]
+    return await call_agent(life, agent, messages, max_tokens=max_tokens, streamed=streamed)
+
+
+async def call_agent(
+    life: Life,
+    agent: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    max_tokens: int | None = None,
+    streamed: bool = True,
+    **more: Any,
+) -> AgentReply:
     """Call an agent under the task's id.
+
+    Args:
+        more: further fields of `AgentCall`.
 
     Raises:
         TaskFailed: the call failed, or its reply is too large.
@@ -84,10 +101,12 @@ async def ask(
     call = AgentCall(
         call_id=f"{run.envelope.execution_id}/{life.task_id}/{life.attempt}/{run.leg}",
         agent=agent,
-        messages=[{"role": "user", "content": prompt}],
+        messages=messages,
         payer=run.envelope.payer,
         plane=run.envelope.plane,
         max_tokens=max_tokens,
+        execution_id=run.envelope.execution_id,
+        **more,
     )
     sink = _Sink(life, streamed=streamed)
     try:

@@ -82,6 +82,20 @@ class EmbeddedEngine:
         def job(task: Task, scope: Scope, on_error: OnError | None) -> Job:
             return job_of(task, scope, on_error or default)
 
+        return await self.work(envelope, outlet, loaded, job)
+
+    async def work(
+        self,
+        envelope: Envelope,
+        outlet: Outlet,
+        loaded: Loaded,
+        job: Callable[[Task, Scope, OnError | None], Job],
+    ) -> Ending:
+        """Work on a document that was loaded.
+
+        Args:
+            job: makes the job of one of its tasks.
+        """
         run = Run(
             envelope,
             outlet,

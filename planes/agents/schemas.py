@@ -1,0 +1,150 @@
+"""Requests of the agents plane, read once (A1.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
+
+from encoders.json_text import loads
+from planes.errors import InvalidJson
+from relay.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from relay.routing import Router
+
+_OURS: Final = frozenset(
+    {
+        "prompt", "messages", "stream", "stream_options", "max_tokens", "model", "provider",
+        "on_disconnect", "n",
+    }
+)  # fmt: skip
+_MESSAGE_CHARS: Final = 300
+B = TypeVar("B", bound="_Body")
+
+
+class _StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    include_usage: StrictBool | None = None
+
+
+class _Body(BaseModel):
+    """What both routes read; other fields are the model's (temperature, …)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    # Fails on the first bad one: a million problems are a gigabyte of complaints.
+    messages: list[dict[str, Any]] | None = Field(default=None, min_length=1, fail_fast=True)
+    stream: StrictBool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: StrictInt | None = Field(default=None, ge=1)
+    n: StrictInt | None = Field(default=None, ge=1, le=1)
+    model: StrictStr | None = None
+    on_disconnect: Literal["continue", "cancel"] | None = None
+
+
+class _Execute(_Body):
+    prompt: StrictStr | None = Field(default=None, min_length=1)
+    provider: StrictStr | None = Field(default=None, min_length=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a client asks of an agent.
+
+    Attributes:
+        document: the run's, see `relay.engines.embedded.agent`.
+        usage_chunk: `stream_options.include_usage`. cancel: whether a hang-up ends the run (A1.6).
+    """
+
+    document: Mapping[str, Any]
+    stream: bool
+    usage_chunk: bool
+    cancel: bool
+
+
+def parse_execute(body: bytes, agent: str, router: Router) -> Asked:
+    """Read `POST /v1/agents/{id}/execute`.
+
+    Raises:
+        BadRequest, InvalidJson. ModelNotFound: a `model` or `provider` that is not served.
+    """
+    read = _read(_Execute, body)
+    if (read.prompt is None) == (read.messages is None):
+        raise BadRequest("send either `prompt` or `messages`", param="prompt")
+    if read.model is not None:
+        router.resolve(read.model)
+    elif read.provider is not None:
+        router.resolve(f"{read.provider}/default")
+    messages = read.messages or [{"role": "user", "content": read.prompt}]
+    return _asked(read, agent, messages, model=read.model, provider=read.provider)
+
+
+def parse_chat(body: bytes, agent: str, router: Router) -> Asked:
+    """Read `POST /v1/agents/{id}/chat/completions`: an OpenAI body.
+
+    An OpenAI SDK always names a model. It is a pin if it is written `provider/model`; anything
+    else (the agent's id, a name that the SDK's user had to put there) changes nothing.
+
+    Raises:
+        BadRequest, InvalidJson. ModelNotFound: a pin that nobody serves.
+    """
+    read = _read(_Body, body)
+    if read.messages is None:
+        raise BadRequest("`messages` is missing", param="messages")
+    pin = read.model if read.model is not None and "/" in read.model else None
+    if pin is not None:
+        router.resolve(pin)
+    return _asked(read, agent, read.messages, model=pin, provider=None)
+
+
+def _asked(
+    read: _Body,
+    agent: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    model: str | None,
+    provider: str | None,
+) -> Asked:
+    more = {
+        "max_tokens": read.max_tokens,
+        "model": model,
+        "provider": provider,
+        "overrides": {k: v for k, v in (read.model_extra or {}).items() if k not in _OURS},
+    }
+    document: dict[str, Any] = {"agent": agent, "messages": list(messages)}
+    document |= {name: value for name, value in more.items() if value}
+    options = read.stream_options
+    return Asked(
+        document=document,
+        stream=bool(read.stream),
+        usage_chunk=options is not None and bool(options.include_usage),
+        cancel=read.on_disconnect == "cancel",
+    )
+
+
+def _read(kind: type[B], body: bytes) -> B:
+    try:
+        given = loads(body)
+    except ValueError as error:
+        raise InvalidJson(f"the request body is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise BadRequest("the request body must be a JSON object")
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        param = ".".join(str(step) for step in first["loc"])
+        raise BadRequest(f"{param}: {first['msg']}"[:_MESSAGE_CHARS], param=param) from None
