@@ -201,13 +201,14 @@ async def test_a1_4_an_error_after_the_head_has_no_done(flow: Flows) -> None:
     assert last["error"]["code"] == "engine_error"
     assert b"[DONE]" not in body
     assert (await flow.status(headers["X-Execution-Id"]))["status"] == "failed"
-    with pytest.raises(openai.APIError):
-        async for _ in await sdk(flow, "bad").chat.completions.create(
-            model="bad",
-            stream=True,
-            **HI,  # type: ignore[call-overload]
-        ):
-            pass
+    async with sdk(flow, "bad") as client:
+        with pytest.raises(openai.APIError):
+            async for _ in await client.chat.completions.create(
+                model="bad",
+                stream=True,
+                **HI,  # type: ignore[call-overload]
+            ):
+                pass
     flow.up.script_for("up-bad", *json_answer({"error": {"message": "no"}}, status=400))
     body, _ = await streamed(flow, {"prompt": "hi"}, f"{BASE}/bad/execute")
     assert [list(c) for c in chunks_of(body)] == [["error"]]
@@ -241,14 +242,14 @@ async def test_b11_the_sdk_reads_over_comments(flow: Flows) -> None:
     go = asyncio.Event()
     flow.hangs("slow", "a", "b", until=go)
     asyncio.get_running_loop().call_later(1, go.set)
-    stream = await sdk(flow, "slow").chat.completions.create(
-        model="slow",
-        stream=True,
-        **HI,  # type: ignore[call-overload]
-    )
     text = ""
-    async for part in stream:
-        text += part.choices[0].delta.content or ""
+    async with sdk(flow, "slow") as client:
+        async for part in await client.chat.completions.create(
+            model="slow",
+            stream=True,
+            **HI,  # type: ignore[call-overload]
+        ):
+            text += part.choices[0].delta.content or ""
     assert text == "ab"
 
 
