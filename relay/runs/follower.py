@@ -277,7 +277,6 @@ class Follower:
         return True
 
     async def _join_if_level(self, hub: Hub) -> bool:
-        hub.flush()
         if hub.head != self._position:
             await asyncio.sleep(0)
             return True

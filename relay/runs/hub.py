@@ -1,7 +1,7 @@
 """The live end of one run: its open texts, and whoever follows it now. [pure]
 
-Rules W2.6, J2.1, J2.2. Everything that becomes visible goes through here, in order. What came in
-one turn of the loop leaves in one write for each follower; `schedule` asks for that turn.
+Rules W2.6, J2.1, J2.2. Everything that becomes visible goes through here, in order. What becomes
+visible at once leaves in one write for each follower, in the call that made it visible.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from relay.runs.groups import FrameItem, Group, TextStream, TokenItem
 from relay.runs.lane import CommittedFrame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from relay.runs.groups import Item
     from relay.runs.lane import Leaving
@@ -34,15 +34,12 @@ class Hub:
 
     Args:
         head: the position of the newest frame that is visible already.
-        schedule: has `flush` called soon.
     """
 
-    def __init__(self, head: int, schedule: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, head: int) -> None:
         self._head = head
-        self._schedule = schedule
         self._listeners: dict[Listener, None] = {}
         self._streams: dict[str, TextStream] = {}
-        self._items: list[Item] = []
         self._closed = False
         self.complete = False  # the leg has ended, and all of it was shown
 
@@ -70,8 +67,7 @@ class Hub:
         """Make items visible."""
         if not leaving or self._closed:
             return
-        if not self._items:
-            self._schedule(self.flush)
+        items: list[Item] = []
         for item in leaving:
             if isinstance(item, CommittedFrame):
                 event = item.event
@@ -82,25 +78,19 @@ class Hub:
                         self._streams[event.task_id] = TextStream(event.task_id, item.position)
                     elif event.name in TEXT_ENDS:
                         ended = self._streams.pop(event.task_id, None)
-                self._items.append(FrameItem(item.position, event.name, event.frame, ended))
+                items.append(FrameItem(item.position, event.name, event.frame, ended))
                 continue
             stream = self._streams.get(item.task_id)
             if stream is not None:
-                self._items.append(TokenItem(stream, item.raw, stream.chars))
+                items.append(TokenItem(stream, item.raw, stream.chars))
                 stream.add(item.raw, item.chars)
-
-    def flush(self) -> None:
-        """Send what has become visible since the last time."""
-        if not self._items:
-            return
-        group = Group(self._items)
-        self._items = []
-        for listener in [*self._listeners]:
-            listener.offer(group)
+        if self._listeners and items:
+            group = Group(items)
+            for listener in self._listeners:
+                listener.offer(group)
 
     def join(self, listener: Listener) -> None:
         """Follow from here: what is visible now is not offered any more."""
-        self.flush()
         self._listeners[listener] = None
 
     def leave(self, listener: Listener) -> None:
@@ -116,9 +106,8 @@ class Hub:
         """
         if self._closed:
             return
-        self.flush()
         self._closed = True
         self.complete = complete
-        for listener in [*self._listeners]:
+        listeners, self._listeners = self._listeners, {}
+        for listener in listeners:
             listener.over()
-        self._listeners.clear()

@@ -283,7 +283,7 @@ class RunService:
         slot: ExitStack,
         on_hub: Callable[[Hub], None] | None = None,
     ) -> Run:
-        hub = Hub(head, asyncio.get_running_loop().call_soon)
+        hub = Hub(head)
         run = Run(
             envelope,
             self._engines[envelope.plane],
