@@ -11,7 +11,7 @@ import pytest
 
 from relay.engines.base import DocumentError, Problem
 from relay.engines.embedded import document as kinds
-from relay.engines.embedded import limits, reading
+from relay.engines.embedded import limits, loading, reading
 from relay.engines.embedded.loading import load
 from relay.engines.embedded.schema import document_schema
 from relay.engines.embedded.schemas import AnswerSchema, SchemaFault
@@ -239,3 +239,23 @@ def test_schemas_that_would_run_away_are_refused(schema: Any, message: str) -> N
 def test_a_property_may_be_called_as_a_keyword() -> None:
     schema = {"properties": {"$ref": {"type": "string"}, "id": {}, "$id": {}}}
     assert AnswerSchema(schema).problems({"$ref": 1}) != []
+
+
+def test_a_document_that_was_seen_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its inputs are looked at each time, and one that was wrong is not remembered."""
+    loader = loading.Loader()
+    text = "workflow: {name: w, inputs: {a: 1}, tasks: [{type: task, id: t, agent: x, prompt: p}]}"
+    first = loader.load(text, {}, agents=["x"])
+    assert loader.knows(text, ["x"])
+    assert not loader.knows(text, ["x", "y"])
+    monkeypatch.setattr(reading, "read", None)
+    again = loader.load(text, {"a": 2}, agents=["x"])
+    assert again.workflow is first.workflow
+    assert (first.inputs, again.inputs) == ({"a": 1}, {"a": 2})
+    with pytest.raises(DocumentError, match="nope"):
+        loader.load(text, {"nope": 2}, agents=["x"])
+    monkeypatch.undo()
+    for _ in range(2):
+        with pytest.raises(DocumentError):
+            loader.load(text, {}, agents=["y"])
+    assert not loader.knows(text, ["y"])

@@ -14,7 +14,6 @@ from relay.engines.embedded.calls import call_agent
 from relay.engines.embedded.engine import EmbeddedEngine
 from relay.engines.embedded.limits import TIMEOUT_S
 from relay.engines.embedded.lives import Job
-from relay.engines.embedded.loading import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +41,7 @@ class AgentEngine(EmbeddedEngine):
         agent = asked["agent"]
         task = {"type": "task", "id": agent, "agent": agent, "prompt": _UNUSED}
         workflow = {"name": agent, "timeout_s": TIMEOUT_S, "tasks": [task]}
-        loaded = load({"workflow": workflow}, {}, agents=[agent])
+        loaded = self._loader.load({"workflow": workflow}, {}, agents=[agent])
 
         def job(task: Task, scope: Scope, on_error: OnError | None) -> Job:
             return Job(task_id=agent, kind="task", agent=agent, work=partial(_call, asked))

@@ -18,7 +18,7 @@ from relay.engines.embedded.context import Run
 from relay.engines.embedded.failures import Paused, TaskFailed, stopped_by
 from relay.engines.embedded.group import Guard, run_group
 from relay.engines.embedded.kinds import job_of
-from relay.engines.embedded.loading import load
+from relay.engines.embedded.loading import Loader
 from relay.engines.embedded.places import Places
 from relay.engines.embedded.scope import Scope
 from relay.engines.embedded.takeover import end_open
@@ -52,6 +52,7 @@ class EmbeddedEngine:
         self._caller = caller
         self._heartbeat_s = heartbeat_s
         self._jitter = jitter
+        self._loader = Loader()
 
     def check(self, document: str | Mapping[str, Any], inputs: Mapping[str, Any]) -> Checked:
         """Look at a document before anything is started.
@@ -59,7 +60,7 @@ class EmbeddedEngine:
         Raises:
             DocumentError: it cannot be run.
         """
-        loaded = load(document, inputs, agents=self._caller.agents())
+        loaded = self._loader.load(document, inputs, agents=self._caller.agents())
         return Checked(
             name=loaded.workflow.name, task_count=loaded.task_count, inputs=loaded.inputs
         )
@@ -72,9 +73,7 @@ class EmbeddedEngine:
             Exception: a bug; all tasks that were open have been ended.
         """
         try:
-            loaded = await asyncio.to_thread(
-                load, envelope.document, envelope.inputs, agents=self._caller.agents()
-            )
+            loaded = await self._loaded(envelope.document, envelope.inputs)
         except DocumentError as error:  # it was checked, but the agents of today are others
             return Failed(code="invalid_workflow", message=str(error))
         default: OnError = loaded.workflow.on_error
@@ -83,6 +82,12 @@ class EmbeddedEngine:
             return job_of(task, scope, on_error or default)
 
         return await self.work(envelope, outlet, loaded, job)
+
+    async def _loaded(self, document: str | Mapping[str, Any], inputs: Mapping[str, Any]) -> Loaded:
+        agents = self._caller.agents()
+        if self._loader.knows(document, agents):
+            return self._loader.load(document, inputs, agents=agents)
+        return await asyncio.to_thread(self._loader.load, document, inputs, agents=agents)
 
     async def work(
         self,

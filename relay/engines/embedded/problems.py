@@ -78,6 +78,11 @@ class Problems:
         spot = self._reading.spots.get(place)
         return spot.line if spot else None
 
+    @property
+    def none(self) -> bool:
+        """Whether nothing was found so far."""
+        return not self._found
+
     def check(self, others: list[Problem] | None = None) -> None:
         """Raise what was found, `others` last.
 
