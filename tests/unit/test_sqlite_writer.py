@@ -23,7 +23,9 @@ def database(tmp_path: Path) -> Database:
 
 
 async def test_what_waits_is_one_transaction(database: Database) -> None:
-    """Each operation in a savepoint of its own, in the order of the calls."""
+    """In the order of the calls, each in a savepoint of its own but for the first: what undoes
+    that one undoes nothing else.
+    """
     writer = writer_on(database)
     async with started(writer):
         gate = Gate()
@@ -35,11 +37,11 @@ async def test_what_waits_is_one_transaction(database: Database) -> None:
         await first
         assert await asyncio.gather(*calls) == list(range(5))
     one, many = database.transactions()
-    assert one == ["SAVEPOINT operation", "RELEASE operation", "COMMIT"]
+    assert one == ["COMMIT"]
     assert [s for s in many if s.startswith("INSERT")] == [
         f"INSERT INTO t VALUES ({n})" for n in range(5)
     ]
-    assert many.count("SAVEPOINT operation") == many.count("RELEASE operation") == 5
+    assert many.count("SAVEPOINT operation") == many.count("RELEASE operation") == 4
     assert many[-1] == "COMMIT"
 
 
@@ -89,6 +91,86 @@ async def test_a_failure_fails_its_own_caller_only(database: Database) -> None:
             await broken
     assert len(database.transactions()) == 2
     assert database.rows() == [1, 2]
+
+
+async def test_a_first_failure_begins_anew(database: Database) -> None:
+    """The first of a transaction has no savepoint; nothing of it is left all the same."""
+    writer = writer_on(database)
+
+    def half_way(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO t VALUES (100)")
+        raise ValueError("half-way")
+
+    async with started(writer):
+        gate = Gate()
+        first = asyncio.create_task(writer.run(gate))
+        await gate.until_reached()
+        broken = [asyncio.create_task(writer.run(half_way)) for _ in range(2)]
+        after = [called(writer, n) for n in (1, 2)]
+        await asyncio.sleep(0)
+        gate.open()
+        await first
+        for one in broken:
+            with pytest.raises(StoreError, match="told: half-way"):
+                await one
+        assert await asyncio.gather(*after) == [1, 2]
+    assert database.rows() == [1, 2]
+    _, *failed, last = database.transactions()
+    assert [transaction[-1] for transaction in failed] == ["ROLLBACK", "ROLLBACK"]
+    assert [s for s in last if s.startswith("INSERT")] == [
+        f"INSERT INTO t VALUES ({n})" for n in (1, 2)
+    ]
+
+
+async def test_one_statement_needs_no_savepoint(database: Database) -> None:
+    """SQLite undoes a statement that fails, and nothing else."""
+    writer = writer_on(database)
+
+    def twice(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO t VALUES (9), (1)")
+
+    async with started(writer):
+        gate = Gate()
+        first = asyncio.create_task(writer.run(gate))
+        await gate.until_reached()
+        before = asyncio.create_task(writer.run(insert(1), single=True))
+        broken = asyncio.create_task(writer.run(twice, single=True))
+        after = asyncio.create_task(writer.run(insert(2), single=True))
+        await asyncio.sleep(0)
+        gate.open()
+        await first
+        assert (await before, await after) == (1, 2)
+        with pytest.raises(StoreError, match="told: UNIQUE"):
+            await broken
+    assert database.rows() == [1, 2]
+    _, together = database.transactions()
+    assert not [s for s in together if "SAVEPOINT" in s]
+
+
+async def test_the_patient_go_with_the_next(database: Database) -> None:
+    """In its transaction and before it, whatever waits (M4.2: a hold sees what was settled)."""
+    writer = writer_on(database)
+    async with started(writer):
+        patient = [asyncio.create_task(writer.run(insert(n), patient=True)) for n in (1, 2)]
+        await asyncio.sleep(0)
+        assert await writer.run(_seen) == [1, 2]
+        await asyncio.gather(*patient)
+    assert len(database.transactions()) == 1
+
+
+async def test_the_patient_wait_for_nobody_long(database: Database) -> None:
+    """And a close does not wait for them at all."""
+    writer = writer_on(database)
+    async with started(writer):
+        assert await writer.run(insert(1), patient=True) == 1
+        last = asyncio.create_task(writer.run(insert(2), patient=True))
+        await asyncio.sleep(0)
+    assert await last == 2
+    assert database.rows() == [1, 2]
+
+
+def _seen(connection: sqlite3.Connection) -> list[int]:
+    return [n for (n,) in connection.execute("SELECT n FROM t ORDER BY n")]
 
 
 async def test_a_failed_commit_fails_everyone_and_does_nothing(database: Database) -> None:
