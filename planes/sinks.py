@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11, StreamWriter
+from aiohttp.web_protocol import RequestHandler
 from aiohttp_sse import EventSourceResponse
 
 from planes.tcp import bound_buffers, taken_and_waiting
@@ -77,8 +78,7 @@ class SseSink:
         transport = self._request.transport
         if transport is None:
             raise ConnectionResetError("the client is gone")
-        bound_buffers(transport, _BUFFER_BYTES_MAX)
-        self._watch = StallWatch(transport, self._write_stall_s)
+        self._watch = _watch(self._request, transport, self._write_stall_s)
         writer = await self.response.prepare(self._request)
         assert isinstance(writer, StreamWriter)
         self._writer, self._transport, self._chunked = writer, transport, writer.chunked
@@ -119,7 +119,9 @@ class SseSink:
         assert self._watch is not None, "finish() before commit()"
         self._watch.begin()
         last, self._last = self._last, b""
-        await asyncio.shield(self.response.write_eof(last))
+        ending = self.response.write_eof(last)
+        # Where nothing waits nothing can be cancelled: a shield is a task, for nothing.
+        await (asyncio.shield(ending) if self._request.protocol.writing_paused else ending)
 
 
 async def send_whole(request: web.Request, response: web.Response, *, write_stall_s: float) -> None:
@@ -134,9 +136,35 @@ async def send_whole(request: web.Request, response: web.Response, *, write_stal
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client is gone")
-    StallWatch(transport, write_stall_s).begin()
+    _watch(request, transport, write_stall_s).begin()
     await response.prepare(request)
     await response.write_eof()
+
+
+def _watch(request: web.Request, transport: asyncio.Transport, stall_s: float) -> StallWatch:
+    """Return the watch of a request's connection; made for its first answer, with the bounds of
+    what may wait for its client.
+    """
+    connection = request.protocol
+    assert isinstance(connection, ClientConnection)
+    if connection.stall_watch is None:
+        bound_buffers(transport, _BUFFER_BYTES_MAX)
+        connection.stall_watch = StallWatch(transport, stall_s)
+    return connection.stall_watch
+
+
+class ClientConnection(RequestHandler):
+    """A connection of a client, with what outlives its requests.
+
+    Attributes:
+        stall_watch: of its answers; None before the first.
+    """
+
+    __slots__ = ("stall_watch",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.stall_watch: StallWatch | None = None
 
 
 class StallWatch:
@@ -146,7 +174,8 @@ class StallWatch:
 
     A timer, not a task or a timeout around a write: a write that is cancelled has still been sent,
     thousands of slow readers may wait at once, and what is unsent may outlive its request. It runs
-    fast only while bytes wait in this process: those of a client that reads are in the kernel.
+    fast only while bytes wait in this process: those of a client that reads are in the kernel. One
+    serves all answers of a connection: what it looks at is the connection's.
     """
 
     def __init__(self, transport: asyncio.Transport, stall_s: float) -> None:
@@ -168,6 +197,7 @@ class StallWatch:
         """Watch until nothing waits."""
         if self._timer is None:
             self._since = self._loop.time()
+            self._unsent = 0
             self._slow = not self._transport.get_write_buffer_size()
             self._again()
         elif self._slow and self._transport.get_write_buffer_size():
