@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
@@ -28,7 +29,14 @@ _WATCH_KERNEL_EVERY_S: Final = 1.0
 
 
 class SseResponse(EventSourceResponse):
-    """An event stream without the ping task of aiohttp-sse, which every stream would pay for."""
+    """An event stream without the ping task of aiohttp-sse, which every stream would pay for.
+
+    Its head leaves with what is written next, or when `StreamWriter.send_headers` is called.
+    aiohttp has this for whole responses only and not in public: if the attribute goes, the head
+    leaves in a packet of its own, and a test in tests/e2e/test_chat_wire.py says so.
+    """
+
+    _send_headers_immediately = False
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         writer = await web.StreamResponse.prepare(self, request)
@@ -50,6 +58,7 @@ class SseSink:
         self._writer: StreamWriter | None = None
         self._transport: asyncio.Transport | None = None
         self._chunked = False
+        self._head_waits = False
         self._watch: StallWatch | None = None
         self._last = b""
         self.response = SseResponse(
@@ -82,21 +91,44 @@ class SseSink:
         writer = await self.response.prepare(self._request)
         assert isinstance(writer, StreamWriter)
         self._writer, self._transport, self._chunked = writer, transport, writer.chunked
+        # At once, but not before what this turn of the loop may bring: one packet for both.
+        self._head_waits = True
+        asyncio.get_running_loop().call_soon(self._send_head)
+
+    def _send_head(self) -> None:
+        if self._head_waits:
+            self._head_waits = False
+            assert self._writer is not None
+            with suppress(ConnectionError):  # the client is gone; what is written next tells so
+                self._writer.send_headers()
 
     async def write(self, data: bytes) -> None:
-        ready = self.push(data)
+        if self._head_waits:
+            self._head_waits = False
+            await self.response.write(data)
+            ready = self._taken()
+        else:
+            ready = self.push(data)
         del data  # it waits in the transport, not here too
         if not ready:
             await self.drain()
 
     def push(self, data: bytes) -> bool:
-        transport, watch = self._transport, self._watch
+        transport = self._transport
         assert transport is not None, "push() before commit()"
-        assert watch is not None
+        if self._head_waits:
+            self._send_head()
         if transport.is_closing():
             raise ConnectionResetError("the client is gone")
         # One chunk (RFC 9112 §7.1); the headers have left, so this is all that aiohttp would do.
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        return self._taken()
+
+    def _taken(self) -> bool:
+        """Watch what was written just now; return whether the client may be sent more."""
+        transport, watch = self._transport, self._watch
+        assert transport is not None
+        assert watch is not None
         if watch.idle or transport.get_write_buffer_size():
             watch.begin()
             return not self._request.protocol.writing_paused
@@ -119,6 +151,7 @@ class SseSink:
         assert self._watch is not None, "finish() before commit()"
         self._watch.begin()
         last, self._last = self._last, b""
+        self._head_waits = False
         ending = self.response.write_eof(last)
         # Where nothing waits nothing can be cancelled: a shield is a task, for nothing.
         await (asyncio.shield(ending) if self._request.protocol.writing_paused else ending)
