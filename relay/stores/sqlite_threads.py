@@ -2,6 +2,8 @@
 
     call ──accepted──▶ queue ──▶ thread: operation(connection) ──▶ the caller's future
 
+The thread is given what one turn of the loop accepts at once.
+
 `ReaderThread` runs one operation after another; `WriterThread` runs all that waits in one
 transaction (group commit). What was accepted is done, in the order of acceptance, also if its
 caller was cancelled meanwhile or the thread is being closed: a caller that left only does not
@@ -83,7 +85,8 @@ class ConnectionThread(ABC):
         self._explain = explain
         self._queue_max = queue_max
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._patient: list[_Job] = []
+        self._accepted: list[_Job] = []  # not handed over yet
+        self._handing: asyncio.Handle | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._accepts = False
@@ -127,28 +130,30 @@ class ConnectionThread(ABC):
         """
         if not self._accepts or self._loop is None:
             raise StoreError("the store is closed, or was not opened")
-        if self._queue.qsize() + len(self._patient) >= self._queue_max:
+        if self._queue.qsize() + len(self._accepted) >= self._queue_max:
             raise StoreError(
                 f"{self._queue_max} operations wait for the database already: it is too slow, or "
                 "stuck; check its disk"
             )
         job = _Job(operation, self._loop.create_future(), single)
-        self._patient.append(job)
-        if not patient:
-            self._hand_over()
-        elif self._patience is None:
+        self._accepted.append(job)
+        if patient and self._handing is None and self._patience is None:
             self._patience = self._loop.call_later(PATIENCE_S, self._hand_over)
+        elif not patient and self._handing is None:
+            # With all that this turn of the loop brings: to wake a thread is dear.
+            self._handing = self._loop.call_soon(self._hand_over)
         result: T = await job.future
         return result
 
     def _hand_over(self) -> None:
         """Give the thread all that was accepted, in order."""
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-        for job in self._patient:
+        for handle in (self._handing, self._patience):
+            if handle is not None:
+                handle.cancel()
+        self._handing = self._patience = None
+        for job in self._accepted:
             self._queue.put(job)
-        self._patient.clear()
+        self._accepted.clear()
 
     def stop(self) -> None:
         """Refuse new operations; those accepted are still run, then the connection is closed."""

@@ -11,7 +11,16 @@ import pytest
 
 from relay.stores.base import StoreError
 from relay.stores.sqlite_threads import BATCH_MAX, WriterThread
-from tests.support.sqlite_threads import Database, Gate, called, insert, started, told, writer_on
+from tests.support.sqlite_threads import (
+    Database,
+    Gate,
+    called,
+    handed_over,
+    insert,
+    started,
+    told,
+    writer_on,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +41,7 @@ async def test_what_waits_is_one_transaction(database: Database) -> None:
         first = asyncio.create_task(writer.run(gate))
         await gate.until_reached()
         calls = [called(writer, n) for n in range(5)]
-        await asyncio.sleep(0)
+        await handed_over()
         gate.open()
         await first
         assert await asyncio.gather(*calls) == list(range(5))
@@ -54,7 +63,7 @@ async def test_nobody_istold_before_the_commit(database: Database) -> None:
         await gate.until_reached()
         inserted = called(writer, 1)
         last = asyncio.create_task(writer.run(behind))
-        await asyncio.sleep(0)
+        await handed_over()
         gate.open()
         await behind.until_reached()  # the insertion has run, its transaction has not ended
         await asyncio.sleep(0.05)
@@ -81,7 +90,7 @@ async def test_a_failure_fails_its_own_caller_only(database: Database) -> None:
         await gate.until_reached()
         before, twice, after = called(writer, 1), called(writer, 1), called(writer, 2)
         broken = asyncio.create_task(writer.run(half_way))
-        await asyncio.sleep(0)
+        await handed_over()
         gate.open()
         await first
         assert (await before, await after) == (1, 2)
@@ -107,7 +116,7 @@ async def test_a_first_failure_begins_anew(database: Database) -> None:
         await gate.until_reached()
         broken = [asyncio.create_task(writer.run(half_way)) for _ in range(2)]
         after = [called(writer, n) for n in (1, 2)]
-        await asyncio.sleep(0)
+        await handed_over()
         gate.open()
         await first
         for one in broken:
@@ -136,7 +145,7 @@ async def test_one_statement_needs_no_savepoint(database: Database) -> None:
         before = asyncio.create_task(writer.run(insert(1), single=True))
         broken = asyncio.create_task(writer.run(twice, single=True))
         after = asyncio.create_task(writer.run(insert(2), single=True))
-        await asyncio.sleep(0)
+        await handed_over()
         gate.open()
         await first
         assert (await before, await after) == (1, 2)
@@ -145,6 +154,14 @@ async def test_one_statement_needs_no_savepoint(database: Database) -> None:
     assert database.rows() == [1, 2]
     _, together = database.transactions()
     assert not [s for s in together if "SAVEPOINT" in s]
+
+
+async def test_what_one_turn_of_the_loop_brings_is_one_transaction(database: Database) -> None:
+    """However idle the thread is."""
+    writer = writer_on(database)
+    async with started(writer):
+        assert await asyncio.gather(*(writer.run(insert(n)) for n in range(20))) == [*range(20)]
+    assert len(database.transactions()) == 1
 
 
 async def test_the_patient_go_with_the_next(database: Database) -> None:
@@ -186,7 +203,7 @@ async def test_a_failed_commit_fails_everyone_and_does_nothing(database: Databas
         first = asyncio.create_task(writer.run(gate))
         await gate.until_reached()
         good, bad = called(writer, 1), asyncio.create_task(writer.run(owe))
-        await asyncio.sleep(0)
+        await handed_over()
         gate.open()
         await first
         results = await asyncio.gather(good, bad, return_exceptions=True)
@@ -225,7 +242,7 @@ async def test_a_transaction_that_sqlite_gave_up_fails_everyone(database: Databa
         first = asyncio.create_task(writer.run(gate))
         await gate.until_reached()
         calls = [called(writer, 1), asyncio.create_task(writer.run(undone)), called(writer, 2)]
-        await asyncio.sleep(0)
+        await handed_over()
         gate.open()
         await first
         results = await asyncio.gather(*calls, return_exceptions=True)
@@ -242,7 +259,7 @@ async def test_a_cancelled_caller_undoes_nothing(database: Database) -> None:
         first = asyncio.create_task(writer.run(gate))
         await gate.until_reached()
         calls = [called(writer, n) for n in range(4)]
-        await asyncio.sleep(0)
+        await handed_over()
         calls[1].cancel()
         first.cancel()  # even the one that runs
         gate.open()
@@ -355,7 +372,7 @@ async def test_a_full_queue_refuses_at_once(database: Database) -> None:
         await gate.until_reached()
         calls = [called(writer, n) for n in range(12)]
         results = asyncio.gather(*calls, return_exceptions=True)
-        await asyncio.sleep(0)
+        await handed_over()
         assert [call.done() for call in calls] == [False] * 10 + [True] * 2
         gate.open()
         *accepted, eleventh, twelfth = await results
