@@ -33,7 +33,7 @@ class SseResponse(EventSourceResponse):
 
     Its head leaves with what is written next, or when `StreamWriter.send_headers` is called.
     aiohttp has this for whole responses only and not in public: if the attribute goes, the head
-    leaves in a packet of its own, and a test in tests/e2e/test_chat_wire.py says so.
+    leaves in a packet of its own, and tests/unit/test_sinks.py fails.
     """
 
     _send_headers_immediately = False

@@ -114,7 +114,7 @@ class SqliteStore:
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         rows, notice_of = tuple(settlements), self._notice_of
-        await self._writer.run(lambda c: operations.settle(c, rows, notice_of), patient=True)
+        await self._writer.run(lambda c: operations.settle(c, rows, notice_of))
 
     async def write_progress(self, progress: Sequence[Progress]) -> None:
         notes = tuple(progress)

@@ -39,8 +39,6 @@ BATCH_MAX: Final = 1_000
 # is too short for another thread to wake up in; and a thread insists on its turn only after a whole
 # interval without such a moment. With Python's 5 ms an operation then took up to 36 s.
 SWITCH_INTERVAL_S: Final = 0.0002
-# How long an operation that nobody waits for may wait for others to share its transaction.
-PATIENCE_S: Final = 0.005
 
 
 @dataclass(slots=True)
@@ -87,7 +85,6 @@ class ConnectionThread(ABC):
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._accepted: list[_Job] = []  # not handed over yet
         self._handing: asyncio.Handle | None = None
-        self._patience: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._accepts = False
         self._stopping = False
@@ -116,14 +113,11 @@ class ConnectionThread(ABC):
         operation: Callable[[sqlite3.Connection], T],
         *,
         single: bool = False,
-        patient: bool = False,
     ) -> T:
         """Run an operation in the thread and return its result.
 
         Args:
             single: it is one statement, which needs nothing around it to be undone.
-            patient: it may wait PATIENCE_S for others to share its transaction. It keeps its
-                place: what is run after it comes after it.
 
         Raises:
             StoreError: it failed, and nothing of it was done; or it was not accepted.
@@ -137,9 +131,7 @@ class ConnectionThread(ABC):
             )
         job = _Job(operation, self._loop.create_future(), single)
         self._accepted.append(job)
-        if patient and self._handing is None and self._patience is None:
-            self._patience = self._loop.call_later(PATIENCE_S, self._hand_over)
-        elif not patient and self._handing is None:
+        if self._handing is None:
             # With all that this turn of the loop brings: to wake a thread is dear.
             self._handing = self._loop.call_soon(self._hand_over)
         result: T = await job.future
@@ -147,10 +139,9 @@ class ConnectionThread(ABC):
 
     def _hand_over(self) -> None:
         """Give the thread all that was accepted, in order."""
-        for handle in (self._handing, self._patience):
-            if handle is not None:
-                handle.cancel()
-        self._handing = self._patience = None
+        if self._handing is not None:
+            self._handing.cancel()
+            self._handing = None
         for job in self._accepted:
             self._queue.put(job)
         self._accepted.clear()

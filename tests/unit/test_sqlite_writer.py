@@ -164,32 +164,6 @@ async def test_what_one_turn_of_the_loop_brings_is_one_transaction(database: Dat
     assert len(database.transactions()) == 1
 
 
-async def test_the_patient_go_with_the_next(database: Database) -> None:
-    """In its transaction and before it, whatever waits (M4.2: a hold sees what was settled)."""
-    writer = writer_on(database)
-    async with started(writer):
-        patient = [asyncio.create_task(writer.run(insert(n), patient=True)) for n in (1, 2)]
-        await asyncio.sleep(0)
-        assert await writer.run(_seen) == [1, 2]
-        await asyncio.gather(*patient)
-    assert len(database.transactions()) == 1
-
-
-async def test_the_patient_wait_for_nobody_long(database: Database) -> None:
-    """And a close does not wait for them at all."""
-    writer = writer_on(database)
-    async with started(writer):
-        assert await writer.run(insert(1), patient=True) == 1
-        last = asyncio.create_task(writer.run(insert(2), patient=True))
-        await asyncio.sleep(0)
-    assert await last == 2
-    assert database.rows() == [1, 2]
-
-
-def _seen(connection: sqlite3.Connection) -> list[int]:
-    return [n for (n,) in connection.execute("SELECT n FROM t ORDER BY n")]
-
-
 async def test_a_failed_commit_fails_everyone_and_does_nothing(database: Database) -> None:
     """Each with an exception of its own; the thread goes on."""
     writer = writer_on(database)
