@@ -174,7 +174,10 @@ class TextFrame:
     @classmethod
     def learned(cls, frame: ChunkFrame, inside: bytes) -> TextFrame | None:
         """Return the text frame of a plain chunk; None if it has another number of texts."""
-        around = around_text(inside, characters_inside(inside))
+        try:
+            around = around_text(inside, characters_inside(inside))
+        except ValueError:
+            return None  # not JSON
         if around is None:
             return None
         before, after = around

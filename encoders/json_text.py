@@ -23,6 +23,12 @@ _SPACE: Final = b" \t\n\r"
 _SCANNED_BYTES_MAX: Final = 64 * 1024
 _value_at: Final = json.JSONDecoder(strict=False).raw_decode
 _QUOTE, _COLON, _COMMA, _CLOSE = b'":,}'
+# A member whose value is no object and no array, and the comma or brace behind it.
+_WHITE: Final = rb"[ \t\n\r]*+"
+_SCALAR: Final = re.compile(
+    _WHITE.join((rb"", rb'("[^"\\]*+")', rb":", rb'("(?:[^"\\]|\\.)*+"|[-+.\w]++)', rb"[,}]")),
+    re.DOTALL,
+).match
 
 
 def loads(data: bytes | str) -> Any:
@@ -122,7 +128,7 @@ def _tokenised(data: bytes) -> list[Member]:
 
 
 def _scanned(data: bytes) -> list[Member]:
-    """`members` by the standard library's scanner in C.
+    """`members` by the standard library's scanner in C; most need only a regular expression.
 
     Latin-1 has one character for each byte, and all that structures JSON is ASCII: positions in
     the text are positions in `data`.
@@ -131,6 +137,16 @@ def _scanned(data: bytes) -> list[Member]:
     found: list[Member] = []
     at = _past_space(text, 0) + 1
     while True:
+        scalar = _SCALAR(data, at)
+        if scalar is not None:
+            (start, stop), (value_start, value_end) = scalar.span(1), scalar.span(2)
+            key = data[start + 1 : stop - 1].decode("utf-8", "replace")
+            found.append(Member(key, start, value_start, value_end))
+            at = scalar.end()
+            start = at - 1
+            if data[start] == _CLOSE:
+                break
+            continue
         start = _past_space(text, at)
         if text[start] != '"':
             if text[start] == "}" and not found:
@@ -201,26 +217,30 @@ def edit(
         after: see `values`.
     """
     values = values or {}
+    present = {span.key for span in spans}
     missing = b"".join(
-        b",%s:%s" % (dumps(key), value)
-        for key, value in values.items()
-        if not any(span.key == key for span in spans)
+        [b",%s:%s" % (dumps(key), value) for key, value in values.items() if key not in present]
     )
-    keep = [span for span in spans if span.key not in cut]
+    keep = [span for span in spans if span.key not in cut] if cut else spans
     anchor = next((s for s in reversed(keep) if s.key == after), keep[-1] if keep else None)
     if anchor is None:
         return b"{" + missing[1:] + b"}"
     out: list[bytes] = [data[: spans[0].start]]
-    for previous, span in zip([None, *spans], spans, strict=False):
+    at = keep[0].start  # all before it is written, or cut
+    end = at
+    for span in spans:
         if span.key in cut:
-            continue
-        if previous is not None and span is not keep[0]:
-            out.append(data[previous.end : span.start])  # the comma and spaces as sent
-        out.append(data[span.start : span.value_start])
-        out.append(values.get(span.key) or data[span.value_start : span.end])
-        if span is anchor:
-            out.append(missing)
-    out.append(data[spans[-1].end :])
+            if span.start > at:  # with the comma before it
+                out.append(data[at:end])
+                at = span.end
+        elif value := values.get(span.key):
+            out += (data[at : span.value_start], value)
+            at = span.end
+        if span is anchor and missing:
+            out += (data[at : span.end], missing)
+            at = span.end
+        end = span.end
+    out.append(data[at:])
     return b"".join(out)
 
 

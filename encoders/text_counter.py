@@ -74,22 +74,16 @@ class TextCounter:
                 self._characters += size if text.isascii() else len(text.decode("utf-8", "replace"))
                 return
         try:
-            choices = loads(b"[" + inside + b"]")
+            characters = characters_inside(inside)
         except ValueError:  # not JSON after all; its texts were streamed all the same
             self._characters += sum(map(_length, _STRING.findall(inside)))
             return
-        before = self._characters
-        self.add_choices(choices)
-        self._learn(inside, self._characters - before)
+        self._characters += characters
+        self._learn(inside, characters)
 
     def add_choices(self, choices: object) -> None:
         """Count one chunk, given its parsed `choices`."""
-        for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, dict):
-                # a whole reply has messages where a chunk has deltas
-                delta = choice.get("delta") or choice.get("message")
-                if isinstance(delta, dict):
-                    self._characters += _characters(delta)
+        self._characters += characters_of(choices)
 
     def _learn(self, inside: bytes, characters: int) -> None:
         """Keep the surroundings of the text, if the chunk has one text and nothing else."""
@@ -119,10 +113,24 @@ def around_text(inside: bytes, characters: int) -> tuple[bytes, bytes] | None:
 
 
 def characters_inside(inside: bytes) -> int:
-    """Return the characters of one chunk, given the JSON inside its `choices`."""
-    counter = TextCounter()
-    counter.add_bytes(inside)
-    return counter.characters
+    """Return the characters of one chunk, given the JSON inside its `choices`.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    return characters_of(loads(b"[%b]" % inside))
+
+
+def characters_of(choices: object) -> int:
+    """Return the characters of one chunk, given its parsed `choices`."""
+    characters = 0
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict):
+            # a whole reply has messages where a chunk has deltas
+            delta = choice.get("delta") or choice.get("message")
+            if isinstance(delta, dict):
+                characters += _characters(delta)
+    return characters
 
 
 def _length_inside(text: bytes) -> int:

@@ -6,7 +6,6 @@ field by field, nothing is ever summed (M2.4).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,20 +42,25 @@ def _later(earlier: int | None, later: int | None) -> int | None:
 
 def openai_usage(value: object) -> TokenUsage | None:
     """Read a `usage` object of the OpenAI wire; None if it reports nothing."""
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         return None
-    usage = TokenUsage(
-        prompt_tokens=token_count(value, "prompt_tokens"),
-        completion_tokens=token_count(value, "completion_tokens"),
-        cached_tokens=token_count(value.get("prompt_tokens_details"), "cached_tokens"),
-        reasoning_tokens=token_count(value.get("completion_tokens_details"), "reasoning_tokens"),
+    prompt = token_count(value, "prompt_tokens")
+    completion = token_count(value, "completion_tokens")
+    cached = token_count(value.get("prompt_tokens_details"), "cached_tokens")
+    reasoning = token_count(value.get("completion_tokens_details"), "reasoning_tokens")
+    if prompt is None and completion is None and cached is None and reasoning is None:
+        return None
+    return TokenUsage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        cached_tokens=cached,
+        reasoning_tokens=reasoning,
     )
-    return None if usage == TokenUsage() else usage
 
 
 def token_count(value: Any, key: str) -> int | None:
     """Return the token count under `key`, None unless `value` is an object with a sane one."""
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         return None
     count = value.get(key)
     if isinstance(count, bool) or not isinstance(count, int | float) or not 0 <= count < 2**53:

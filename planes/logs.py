@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 import orjson
 import structlog
@@ -37,8 +37,8 @@ _SECRET_ENDINGS = ("_api_key", "_password", "_token", "_secret")
 _SECRET_TEXT = re.compile(
     r"\b((?:sk-|ozk_|gsk_|csk-|xai-|AIza)|(?i:bearer)\s+)[A-Za-z0-9._~+/=-]+", re.ASCII
 )
-# What `_SECRET_TEXT` begins with, also where an escape of JSON stands before it.
-_MAY_BE_SECRET = re.compile(r"sk-|gsk_|ozk_|xai-|AIza|bearer", re.IGNORECASE)
+# What `_SECRET_TEXT` begins with, in lower case, also where an escape of JSON stands before it.
+_MAY_BE_SECRET = ("sk-", "gsk_", "ozk_", "xai-", "aiza", "bearer")
 _PLAIN = frozenset({str, int, bool, type(None)})
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _log = structlog.get_logger("sluicegate")
@@ -235,22 +235,27 @@ def _to_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
     Nearly every line is a request's: plain values, none of them a secret. One search of the encoded
     line tells so; only what is found, or is not plain, is masked value by value.
     """
-    if all(map(_is_plain, event, event.values())):
+    if _no_secret_names(tuple(event)) and all(map(_is_plain, event.values())):
         line = _serialise(event)
-        if not _MAY_BE_SECRET.search(line):
+        lower = line.lower()
+        if not any(mark in lower for mark in _MAY_BE_SECRET):
             return line
     return _serialise(mask(logger, method, event))
 
 
-def _is_plain(name: str, value: object) -> bool:
-    """Whether JSON has the value as it is and its name is not that of a secret."""
-    if _is_secret(name):
-        return value is None or isinstance(value, bool)
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if type(value) is list:
-        return all(type(item) is str for item in value)
-    return type(value) in _PLAIN
+@lru_cache(maxsize=512)
+def _no_secret_names(names: tuple[str, ...]) -> bool:
+    return not any(map(_is_secret, names))
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON has the value as it is."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind is float:
+        return math.isfinite(cast("float", value))
+    return kind is list and all(type(item) is str for item in cast("list[object]", value))
 
 
 def _serialise(event: EventDict) -> str:

@@ -185,9 +185,15 @@ async def read_body(request: web.Request, *, limit_s: float) -> bytes:
         PayloadTooLarge: it passed the limit while it came.
         web.HTTPException: it is not readable HTTP.
         RequestTimeout: it took longer than `limit_s`.
+        GatewayShutdown: the grace of a stop was over first.
     """
     try:
-        async with asyncio.timeout(limit_s):
+        if request.content.is_eof():  # all of it is here: there is nothing to wait for
+            return await request.read()
+        async with (
+            request.app[GATEWAY].inflight.interruptible(),
+            asyncio.timeout(limit_s),
+        ):
             return await request.read()
     except TimeoutError:
         raise RequestTimeout(f"the request body did not arrive within {limit_s:g} s") from None

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from encoders.openai import error_body
 from planes.request_id import new_request_id
+from planes.sinks import ClientConnection
 
 if TYPE_CHECKING:
     from aiohttp.web_request import BaseRequest
@@ -53,11 +53,11 @@ class _Runner(web.AppRunner):
 
 
 class _Server(web.Server):
-    def __call__(self) -> RequestHandler:
+    def __call__(self) -> ClientConnection:
         return _Handler(self, loop=self._loop, **self._kwargs)
 
 
-class _Handler(RequestHandler):
+class _Handler(ClientConnection):
     __slots__ = ()
 
     def _pause_reading_for_buffer(self) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11, StreamWriter
+from aiohttp.web_protocol import RequestHandler
 from aiohttp_sse import EventSourceResponse
 
 from planes.tcp import bound_buffers, taken_and_waiting
@@ -27,7 +29,14 @@ _WATCH_KERNEL_EVERY_S: Final = 1.0
 
 
 class SseResponse(EventSourceResponse):
-    """An event stream without the ping task of aiohttp-sse, which every stream would pay for."""
+    """An event stream without the ping task of aiohttp-sse, which every stream would pay for.
+
+    Its head leaves with what is written next, or when `StreamWriter.send_headers` is called.
+    aiohttp has this for whole responses only and not in public: if the attribute goes, the head
+    leaves in a packet of its own, and tests/unit/test_sinks.py fails.
+    """
+
+    _send_headers_immediately = False
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         writer = await web.StreamResponse.prepare(self, request)
@@ -49,6 +58,7 @@ class SseSink:
         self._writer: StreamWriter | None = None
         self._transport: asyncio.Transport | None = None
         self._chunked = False
+        self._head_waits = False
         self._watch: StallWatch | None = None
         self._last = b""
         self.response = SseResponse(
@@ -77,26 +87,48 @@ class SseSink:
         transport = self._request.transport
         if transport is None:
             raise ConnectionResetError("the client is gone")
-        bound_buffers(transport, _BUFFER_BYTES_MAX)
-        self._watch = StallWatch(transport, self._write_stall_s)
+        self._watch = _watch(self._request, transport, self._write_stall_s)
         writer = await self.response.prepare(self._request)
         assert isinstance(writer, StreamWriter)
         self._writer, self._transport, self._chunked = writer, transport, writer.chunked
+        # At once, but not before what this turn of the loop may bring: one packet for both.
+        self._head_waits = True
+        asyncio.get_running_loop().call_soon(self._send_head)
+
+    def _send_head(self) -> None:
+        if self._head_waits:
+            self._head_waits = False
+            assert self._writer is not None
+            with suppress(ConnectionError):  # the client is gone; what is written next tells so
+                self._writer.send_headers()
 
     async def write(self, data: bytes) -> None:
-        ready = self.push(data)
+        if self._head_waits:
+            self._head_waits = False
+            await self.response.write(data)
+            ready = self._taken()
+        else:
+            ready = self.push(data)
         del data  # it waits in the transport, not here too
         if not ready:
             await self.drain()
 
     def push(self, data: bytes) -> bool:
-        transport, watch = self._transport, self._watch
+        transport = self._transport
         assert transport is not None, "push() before commit()"
-        assert watch is not None
+        if self._head_waits:
+            self._send_head()
         if transport.is_closing():
             raise ConnectionResetError("the client is gone")
         # One chunk (RFC 9112 §7.1); the headers have left, so this is all that aiohttp would do.
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        return self._taken()
+
+    def _taken(self) -> bool:
+        """Watch what was written just now; return whether the client may be sent more."""
+        transport, watch = self._transport, self._watch
+        assert transport is not None
+        assert watch is not None
         if watch.idle or transport.get_write_buffer_size():
             watch.begin()
             return not self._request.protocol.writing_paused
@@ -119,7 +151,10 @@ class SseSink:
         assert self._watch is not None, "finish() before commit()"
         self._watch.begin()
         last, self._last = self._last, b""
-        await asyncio.shield(self.response.write_eof(last))
+        self._head_waits = False
+        ending = self.response.write_eof(last)
+        # Where nothing waits nothing can be cancelled: a shield is a task, for nothing.
+        await (asyncio.shield(ending) if self._request.protocol.writing_paused else ending)
 
 
 async def send_whole(request: web.Request, response: web.Response, *, write_stall_s: float) -> None:
@@ -134,9 +169,35 @@ async def send_whole(request: web.Request, response: web.Response, *, write_stal
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client is gone")
-    StallWatch(transport, write_stall_s).begin()
+    _watch(request, transport, write_stall_s).begin()
     await response.prepare(request)
     await response.write_eof()
+
+
+def _watch(request: web.Request, transport: asyncio.Transport, stall_s: float) -> StallWatch:
+    """Return the watch of a request's connection; made for its first answer, with the bounds of
+    what may wait for its client.
+    """
+    connection = request.protocol
+    assert isinstance(connection, ClientConnection)
+    if connection.stall_watch is None:
+        bound_buffers(transport, _BUFFER_BYTES_MAX)
+        connection.stall_watch = StallWatch(transport, stall_s)
+    return connection.stall_watch
+
+
+class ClientConnection(RequestHandler):
+    """A connection of a client, with what outlives its requests.
+
+    Attributes:
+        stall_watch: of its answers; None before the first.
+    """
+
+    __slots__ = ("stall_watch",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.stall_watch: StallWatch | None = None
 
 
 class StallWatch:
@@ -146,7 +207,8 @@ class StallWatch:
 
     A timer, not a task or a timeout around a write: a write that is cancelled has still been sent,
     thousands of slow readers may wait at once, and what is unsent may outlive its request. It runs
-    fast only while bytes wait in this process: those of a client that reads are in the kernel.
+    fast only while bytes wait in this process: those of a client that reads are in the kernel. One
+    serves all answers of a connection: what it looks at is the connection's.
     """
 
     def __init__(self, transport: asyncio.Transport, stall_s: float) -> None:
@@ -168,6 +230,7 @@ class StallWatch:
         """Watch until nothing waits."""
         if self._timer is None:
             self._since = self._loop.time()
+            self._unsent = 0
             self._slow = not self._transport.get_write_buffer_size()
             self._again()
         elif self._slow and self._transport.get_write_buffer_size():

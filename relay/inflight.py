@@ -9,28 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from relay.errors import GatewayDraining, GatewayShutdown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
 
 # After the grace: time to write the end of every stream to clients that read.
 FAREWELL_S: Final = 2.0
 
 
 class InFlight:
-    """Counts running requests and drains them."""
+    """Counts running requests and drains them.
+
+    Attributes:
+        scopes: what the end of the grace interrupts. interrupted: whether it has come.
+    """
 
     def __init__(self) -> None:
         self._running = 0
-        self._scopes: set[asyncio.Timeout] = set()
+        self.scopes: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._stop_at: float | None = None  # loop time; None while serving
-        self._interrupted = False
+        self.interrupted = False
         self._listeners: list[Callable[[], None]] = []
 
     def on_drain(self, tell: Callable[[], None]) -> None:
@@ -68,27 +74,13 @@ class InFlight:
             if not self._running:
                 self._idle.set()
 
-    @asynccontextmanager
-    async def interruptible(self) -> AsyncIterator[None]:
+    def interruptible(self) -> AbstractAsyncContextManager[None]:
         """The part of a request that the end of the grace interrupts.
 
         Raises:
             GatewayShutdown: the grace is over.
         """
-        if self._interrupted:
-            raise _shutdown()
-        scope = asyncio.timeout(None)
-        try:
-            async with scope:
-                self._scopes.add(scope)
-                try:
-                    yield
-                finally:
-                    self._scopes.discard(scope)
-        except TimeoutError:
-            if scope.expired():
-                raise _shutdown() from None
-            raise
+        return _Interruptible(self)
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, give running ones `grace_s`, then interrupt them.
@@ -101,8 +93,8 @@ class InFlight:
             tell()
         if await self._wait_idle(grace_s):
             return
-        self._interrupted = True
-        for scope in list(self._scopes):
+        self.interrupted = True
+        for scope in list(self.scopes):
             scope.reschedule(loop.time())
         await self._wait_idle(FAREWELL_S)
 
@@ -113,6 +105,37 @@ class InFlight:
         except TimeoutError:
             return False
         return True
+
+
+class _Interruptible:
+    """See `InFlight.interruptible`; a class, as each request enters it and generators are dear."""
+
+    __slots__ = ("_inflight", "_scope")
+
+    def __init__(self, inflight: InFlight) -> None:
+        self._inflight = inflight
+        self._scope = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        if self._inflight.interrupted:
+            raise _shutdown()
+        await self._scope.__aenter__()
+        self._inflight.scopes.add(self._scope)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        scope = self._scope
+        self._inflight.scopes.discard(scope)
+        try:
+            await scope.__aexit__(kind, error, traceback)
+        except TimeoutError:
+            raise _shutdown() from None
+        if isinstance(error, TimeoutError) and scope.expired():
+            raise _shutdown() from None
 
 
 def _shutdown() -> GatewayShutdown:

@@ -74,6 +74,8 @@ def whole_micro_usd(cost: Decimal) -> int:
 def dearest(prices: Iterable[Price]) -> Price:
     """Return a price that no candidate exceeds: what a hold is placed at."""
     prices = list(prices)
+    if len(prices) == 1 and prices[0].cached_usd_per_mtok is None:
+        return prices[0]
     return Price(
         prompt_usd_per_mtok=max((p.prompt_usd_per_mtok for p in prices), default=Decimal(0)),
         completion_usd_per_mtok=max(

@@ -30,11 +30,16 @@ class Outbox(Generic[T]):
     Args:
         name: for the log.
         send: delivers one batch, whole or not at all; it may be given a batch again.
+        together_s: how long the first of a batch waits for others, unless somebody hurries.
     """
 
-    def __init__(self, name: str, send: Callable[[list[T]], Awaitable[None]]) -> None:
+    def __init__(
+        self, name: str, send: Callable[[list[T]], Awaitable[None]], *, together_s: float = 0.0
+    ) -> None:
         self._name = name
         self._send = send
+        self._together_s = together_s
+        self._hurried = asyncio.Event()
         self._waiting: deque[T] = deque()
         self._something = asyncio.Event()
         self._nothing = asyncio.Event()
@@ -56,11 +61,18 @@ class Outbox(Generic[T]):
         self._nothing.clear()
         self._something.set()
 
+    def hurry(self) -> None:
+        """Have what is there handed to `send` in the next turn of the loop, unless a batch is under
+        way.
+        """
+        self._hurried.set()
+
     async def close(self, wait_s: float) -> None:
         """Deliver what is there, for `wait_s` at most, then stop. Says what was left."""
         task, self._task = self._task, None
         if task is None:
             return
+        self.hurry()
         try:
             waiting = asyncio.ensure_future(self._nothing.wait())
             await asyncio.wait({waiting, task}, timeout=wait_s, return_when="FIRST_COMPLETED")
@@ -75,6 +87,8 @@ class Outbox(Generic[T]):
         delay_s = _RETRY_MIN_S
         while True:
             await self._something.wait()
+            if self._together_s:
+                await self._gather()
             batch = [self._waiting[i] for i in range(min(len(self._waiting), BATCH_MAX))]
             try:
                 await self._send(batch)
@@ -92,3 +106,11 @@ class Outbox(Generic[T]):
             if not self._waiting:
                 self._something.clear()
                 self._nothing.set()
+
+    async def _gather(self) -> None:
+        timer = asyncio.get_running_loop().call_later(self._together_s, self._hurried.set)
+        try:
+            await self._hurried.wait()
+        finally:
+            timer.cancel()
+        self._hurried.clear()

@@ -141,10 +141,9 @@ async def pump(
                 on_first_frames()
             if on_frames is not None:
                 on_frames()
-            ready = _send(sink, frames, last=relay.closed)
+            writing = _write(sink, frames, last=relay.closed)
             data = frames = b""  # what is not sent waits in the transport, not here too (M3.5)
-            if not ready:
-                await sink.drain()
+            await writing
         if not first and _goes_on(relay):
             await reply.forward(push)
             await sink.drain()
@@ -168,6 +167,16 @@ def _pusher(
         return _send(sink, frames, last=relay.closed) and _goes_on(relay)
 
     return push
+
+
+async def _write(sink: Sink, data: bytes, *, last: bool) -> None:
+    if not last:
+        writing = sink.write(data)
+        del data
+        await writing
+    elif not sink.last(data):
+        del data
+        await sink.drain()
 
 
 def _send(sink: Sink, frames: bytes, *, last: bool) -> bool:

@@ -56,8 +56,7 @@ async def chat_completions(request: web.Request, *, comments: bool) -> web.Strea
     gateway = request.app[GATEWAY]
     with gateway.inflight.request():
         principal = admit(request)
-        async with gateway.inflight.interruptible():
-            body = await read_body(request, limit_s=_BODY_LIMIT_S)
+        body = await read_body(request, limit_s=_BODY_LIMIT_S)
         record = request[RECORD]
         read = partial(
             parse,

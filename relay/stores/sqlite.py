@@ -110,7 +110,7 @@ class SqliteStore:
     # -- holds and rows -------------------------------------------------------------------------
 
     async def place_hold(self, hold: Hold) -> bool:
-        return await self._writer.run(lambda c: operations.place_hold(c, hold))
+        return await self._writer.run(lambda c: operations.place_hold(c, hold), single=True)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         rows, notice_of = tuple(settlements), self._notice_of

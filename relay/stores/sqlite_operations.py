@@ -141,34 +141,36 @@ def _exists(connection: sqlite3.Connection, query: str, value: str) -> bool:
     return connection.execute(query, (value,)).fetchone() is not None
 
 
+_WRITE_ROW: Final = (
+    f"INSERT INTO usage ({USAGE.names}) VALUES ({USAGE.marks}) ON CONFLICT (request_id) DO NOTHING"
+)
+
+
 def settle(
     connection: sqlite3.Connection, settlements: Sequence[Settlement], notice_of: NoticeOf | None
-) -> None:
-    for settlement in settlements:
-        _settle_one(connection, settlement, notice_of)
-
-
-def _settle_one(
-    connection: sqlite3.Connection, settlement: Settlement, notice_of: NoticeOf | None
-) -> bool:
-    """Write the row, drop the hold, debit, tell; False and nothing of it if there is a row."""
-    row = row_of_settlement(settlement)
-    written = connection.execute(
-        f"INSERT INTO usage ({USAGE.names}) VALUES ({USAGE.marks}) "
-        "ON CONFLICT (request_id) DO NOTHING",
-        row,
+) -> list[Settlement]:
+    """Write the rows, drop the holds, debit, tell; return those that had no row yet."""
+    written = [
+        settlement
+        for settlement in settlements
+        if connection.execute(_WRITE_ROW, row_of_settlement(settlement)).rowcount > 0
+    ]
+    connection.executemany(
+        "DELETE FROM holds WHERE request_id = ?", [(text(s.request_id),) for s in written]
     )
-    if written.rowcount < 1:
-        return False
-    connection.execute("DELETE FROM holds WHERE request_id = ?", (row[0],))
-    if settlement.debit and settlement.cost_micro_usd:
-        connection.execute(
-            "UPDATE orgs SET balance_micro_usd = balance_micro_usd - ? WHERE id = ?",
-            (settlement.cost_micro_usd, text(settlement.org)),
-        )
+    debits: dict[str, int] = {}
+    for settlement in written:
+        if settlement.debit and settlement.cost_micro_usd:
+            org = text(settlement.org)
+            debits[org] = debits.get(org, 0) + settlement.cost_micro_usd
+    connection.executemany(
+        "UPDATE orgs SET balance_micro_usd = balance_micro_usd - ? WHERE id = ?",
+        [(amount, org) for org, amount in debits.items()],
+    )
     if notice_of is not None:
-        _store_notice(connection, notice_of(settlement))
-    return True
+        for settlement in written:
+            _store_notice(connection, notice_of(settlement))
+    return written
 
 
 def write_progress(connection: sqlite3.Connection, progress: Sequence[Progress]) -> None:
@@ -214,7 +216,7 @@ def sweep(
         (now - ttl_s, now),
     ).fetchall()
     rows = [settlement_of_lost(row, now) for row in lost]
-    written = [row for row in rows if _settle_one(connection, row, notice_of)]
+    written = settle(connection, rows, notice_of)
     connection.execute("DELETE FROM leases WHERE until < ?", (now - LEASE_KEPT_S,))
     return written
 

@@ -2,6 +2,8 @@
 
     call ──accepted──▶ queue ──▶ thread: operation(connection) ──▶ the caller's future
 
+The thread is given what one turn of the loop accepts at once.
+
 `ReaderThread` runs one operation after another; `WriterThread` runs all that waits in one
 transaction (group commit). What was accepted is done, in the order of acceptance, also if its
 caller was cancelled meanwhile or the thread is being closed: a caller that left only does not
@@ -41,10 +43,15 @@ SWITCH_INTERVAL_S: Final = 0.0002
 
 @dataclass(slots=True)
 class _Job:
-    """One accepted operation and what came of it."""
+    """One accepted operation and what came of it.
+
+    Attributes:
+        single: it is one statement: SQLite itself undoes it if it fails.
+    """
 
     operation: Callable[[sqlite3.Connection], Any]
     future: asyncio.Future[Any]
+    single: bool = False
     result: Any = None
     error: Exception | None = None
 
@@ -76,6 +83,8 @@ class ConnectionThread(ABC):
         self._explain = explain
         self._queue_max = queue_max
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._accepted: list[_Job] = []  # not handed over yet
+        self._handing: asyncio.Handle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._accepts = False
         self._stopping = False
@@ -99,29 +108,50 @@ class ConnectionThread(ABC):
         await opened.future
         self._accepts = not self._stopping
 
-    async def run(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+    async def run(
+        self,
+        operation: Callable[[sqlite3.Connection], T],
+        *,
+        single: bool = False,
+    ) -> T:
         """Run an operation in the thread and return its result.
+
+        Args:
+            single: it is one statement, which needs nothing around it to be undone.
 
         Raises:
             StoreError: it failed, and nothing of it was done; or it was not accepted.
         """
         if not self._accepts or self._loop is None:
             raise StoreError("the store is closed, or was not opened")
-        if self._queue.qsize() >= self._queue_max:
+        if self._queue.qsize() + len(self._accepted) >= self._queue_max:
             raise StoreError(
                 f"{self._queue_max} operations wait for the database already: it is too slow, or "
                 "stuck; check its disk"
             )
-        job = _Job(operation, self._loop.create_future())
-        self._queue.put(job)
+        job = _Job(operation, self._loop.create_future(), single)
+        self._accepted.append(job)
+        if self._handing is None:
+            # With all that this turn of the loop brings: to wake a thread is dear.
+            self._handing = self._loop.call_soon(self._hand_over)
         result: T = await job.future
         return result
+
+    def _hand_over(self) -> None:
+        """Give the thread all that was accepted, in order."""
+        if self._handing is not None:
+            self._handing.cancel()
+            self._handing = None
+        for job in self._accepted:
+            self._queue.put(job)
+        self._accepted.clear()
 
     def stop(self) -> None:
         """Refuse new operations; those accepted are still run, then the connection is closed."""
         self._accepts = False
         if not self._stopping:
             self._stopping = True
+            self._hand_over()
             self._queue.put(None)
 
     async def close(self) -> None:
@@ -205,7 +235,7 @@ class ReaderThread(ConnectionThread):
 
 
 class WriterThread(ConnectionThread):
-    """Runs all that waits in one transaction; each operation in a savepoint of its own.
+    """Runs all that waits in one transaction; each operation can be undone for itself.
 
     A failing operation is undone and fails its own caller only. Everyone is told after the
     commit; if that fails, nothing was done and everyone is told so.
@@ -217,19 +247,32 @@ class WriterThread(ConnectionThread):
         try:
             roll_back(connection)  # of a batch whose own did not work
             begin(connection)
+            alone = True  # nothing of another is in the transaction
             for job in batch:
-                connection.execute("SAVEPOINT operation")
-                self._attempt(connection, job)
-                if job.error is not None:
-                    if not connection.in_transaction:
-                        # Disk full and the like: SQLite has undone the whole transaction.
-                        raise job.error
-                    connection.execute("ROLLBACK TO operation")
-                connection.execute("RELEASE operation")
+                self._undoable(connection, job, alone=alone)
+                alone = alone and job.error is not None
             connection.execute("COMMIT")
         except Exception:
             roll_back(connection)
             raise
+
+    def _undoable(self, connection: sqlite3.Connection, job: _Job, *, alone: bool) -> None:
+        """Run one operation; if it fails, nothing of it is left in the transaction."""
+        in_savepoint = not (alone or job.single)
+        if in_savepoint:
+            connection.execute("SAVEPOINT operation")
+        self._attempt(connection, job)
+        if job.error is not None:
+            if not connection.in_transaction:
+                # Disk full and the like: SQLite has undone the whole transaction.
+                raise job.error
+            if in_savepoint:
+                connection.execute("ROLLBACK TO operation")
+            elif alone:
+                connection.execute("ROLLBACK")
+                begin(connection)
+        if in_savepoint:
+            connection.execute("RELEASE operation")
 
 
 def _nothing(_connection: sqlite3.Connection) -> None:

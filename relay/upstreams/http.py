@@ -307,10 +307,13 @@ class HttpReply:
     async def release(self) -> None:
         if self._ended:
             return
+        if self._content.at_eof() and self._content.exception() is None:
+            self._end()  # at its end the connection went back by itself
+            return
         with suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
             async with asyncio.timeout(_RELEASE_WAIT_S):
                 if not await self._content.read(READ_BYTES_MAX):
-                    self._end()  # at its end the connection went back by itself
+                    self._end()
         self.abort()
 
 

@@ -92,5 +92,11 @@ class Gate:
         self._opened.set()
 
 
+async def handed_over() -> None:
+    """Wait until the threads have what was called: one turn for the calls, one for their batch."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
 def called(thread: ConnectionThread, n: int) -> asyncio.Task[int]:
     return asyncio.create_task(thread.run(insert(n)))

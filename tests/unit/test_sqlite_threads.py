@@ -11,7 +11,15 @@ import pytest
 
 from relay.stores.base import StoreError
 from relay.stores.sqlite_threads import SWITCH_INTERVAL_S, ReaderThread
-from tests.support.sqlite_threads import Database, Gate, insert, started, told, writer_on
+from tests.support.sqlite_threads import (
+    Database,
+    Gate,
+    handed_over,
+    insert,
+    started,
+    told,
+    writer_on,
+)
 
 if TYPE_CHECKING:
     import sqlite3
@@ -52,7 +60,7 @@ async def test_a_reader_tells_each_as_soon_as_it_has_it(database: Database) -> N
         await gate.until_reached()
         small = asyncio.create_task(reader.run(_count))
         large = asyncio.create_task(reader.run(behind))
-        await asyncio.sleep(0)
+        await handed_over()
         gate.open()
         assert await asyncio.wait_for(small, 30) == 0
         assert not large.done()

@@ -11,7 +11,16 @@ import pytest
 
 from relay.stores.base import StoreError
 from relay.stores.sqlite_threads import BATCH_MAX, WriterThread
-from tests.support.sqlite_threads import Database, Gate, called, insert, started, told, writer_on
+from tests.support.sqlite_threads import (
+    Database,
+    Gate,
+    called,
+    handed_over,
+    insert,
+    started,
+    told,
+    writer_on,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,23 +32,25 @@ def database(tmp_path: Path) -> Database:
 
 
 async def test_what_waits_is_one_transaction(database: Database) -> None:
-    """Each operation in a savepoint of its own, in the order of the calls."""
+    """In the order of the calls, each in a savepoint of its own but for the first: what undoes
+    that one undoes nothing else.
+    """
     writer = writer_on(database)
     async with started(writer):
         gate = Gate()
         first = asyncio.create_task(writer.run(gate))
         await gate.until_reached()
         calls = [called(writer, n) for n in range(5)]
-        await asyncio.sleep(0)
+        await handed_over()
         gate.open()
         await first
         assert await asyncio.gather(*calls) == list(range(5))
     one, many = database.transactions()
-    assert one == ["SAVEPOINT operation", "RELEASE operation", "COMMIT"]
+    assert one == ["COMMIT"]
     assert [s for s in many if s.startswith("INSERT")] == [
         f"INSERT INTO t VALUES ({n})" for n in range(5)
     ]
-    assert many.count("SAVEPOINT operation") == many.count("RELEASE operation") == 5
+    assert many.count("SAVEPOINT operation") == many.count("RELEASE operation") == 4
     assert many[-1] == "COMMIT"
 
 
@@ -52,7 +63,7 @@ async def test_nobody_istold_before_the_commit(database: Database) -> None:
         await gate.until_reached()
         inserted = called(writer, 1)
         last = asyncio.create_task(writer.run(behind))
-        await asyncio.sleep(0)
+        await handed_over()
         gate.open()
         await behind.until_reached()  # the insertion has run, its transaction has not ended
         await asyncio.sleep(0.05)
@@ -79,7 +90,7 @@ async def test_a_failure_fails_its_own_caller_only(database: Database) -> None:
         await gate.until_reached()
         before, twice, after = called(writer, 1), called(writer, 1), called(writer, 2)
         broken = asyncio.create_task(writer.run(half_way))
-        await asyncio.sleep(0)
+        await handed_over()
         gate.open()
         await first
         assert (await before, await after) == (1, 2)
@@ -89,6 +100,68 @@ async def test_a_failure_fails_its_own_caller_only(database: Database) -> None:
             await broken
     assert len(database.transactions()) == 2
     assert database.rows() == [1, 2]
+
+
+async def test_a_first_failure_begins_anew(database: Database) -> None:
+    """The first of a transaction has no savepoint; nothing of it is left all the same."""
+    writer = writer_on(database)
+
+    def half_way(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO t VALUES (100)")
+        raise ValueError("half-way")
+
+    async with started(writer):
+        gate = Gate()
+        first = asyncio.create_task(writer.run(gate))
+        await gate.until_reached()
+        broken = [asyncio.create_task(writer.run(half_way)) for _ in range(2)]
+        after = [called(writer, n) for n in (1, 2)]
+        await handed_over()
+        gate.open()
+        await first
+        for one in broken:
+            with pytest.raises(StoreError, match="told: half-way"):
+                await one
+        assert await asyncio.gather(*after) == [1, 2]
+    assert database.rows() == [1, 2]
+    _, *failed, last = database.transactions()
+    assert [transaction[-1] for transaction in failed] == ["ROLLBACK", "ROLLBACK"]
+    assert [s for s in last if s.startswith("INSERT")] == [
+        f"INSERT INTO t VALUES ({n})" for n in (1, 2)
+    ]
+
+
+async def test_one_statement_needs_no_savepoint(database: Database) -> None:
+    """SQLite undoes a statement that fails, and nothing else."""
+    writer = writer_on(database)
+
+    def twice(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO t VALUES (9), (1)")
+
+    async with started(writer):
+        gate = Gate()
+        first = asyncio.create_task(writer.run(gate))
+        await gate.until_reached()
+        before = asyncio.create_task(writer.run(insert(1), single=True))
+        broken = asyncio.create_task(writer.run(twice, single=True))
+        after = asyncio.create_task(writer.run(insert(2), single=True))
+        await handed_over()
+        gate.open()
+        await first
+        assert (await before, await after) == (1, 2)
+        with pytest.raises(StoreError, match="told: UNIQUE"):
+            await broken
+    assert database.rows() == [1, 2]
+    _, together = database.transactions()
+    assert not [s for s in together if "SAVEPOINT" in s]
+
+
+async def test_what_one_turn_of_the_loop_brings_is_one_transaction(database: Database) -> None:
+    """However idle the thread is."""
+    writer = writer_on(database)
+    async with started(writer):
+        assert await asyncio.gather(*(writer.run(insert(n)) for n in range(20))) == [*range(20)]
+    assert len(database.transactions()) == 1
 
 
 async def test_a_failed_commit_fails_everyone_and_does_nothing(database: Database) -> None:
@@ -104,7 +177,7 @@ async def test_a_failed_commit_fails_everyone_and_does_nothing(database: Databas
         first = asyncio.create_task(writer.run(gate))
         await gate.until_reached()
         good, bad = called(writer, 1), asyncio.create_task(writer.run(owe))
-        await asyncio.sleep(0)
+        await handed_over()
         gate.open()
         await first
         results = await asyncio.gather(good, bad, return_exceptions=True)
@@ -143,7 +216,7 @@ async def test_a_transaction_that_sqlite_gave_up_fails_everyone(database: Databa
         first = asyncio.create_task(writer.run(gate))
         await gate.until_reached()
         calls = [called(writer, 1), asyncio.create_task(writer.run(undone)), called(writer, 2)]
-        await asyncio.sleep(0)
+        await handed_over()
         gate.open()
         await first
         results = await asyncio.gather(*calls, return_exceptions=True)
@@ -160,7 +233,7 @@ async def test_a_cancelled_caller_undoes_nothing(database: Database) -> None:
         first = asyncio.create_task(writer.run(gate))
         await gate.until_reached()
         calls = [called(writer, n) for n in range(4)]
-        await asyncio.sleep(0)
+        await handed_over()
         calls[1].cancel()
         first.cancel()  # even the one that runs
         gate.open()
@@ -273,7 +346,7 @@ async def test_a_full_queue_refuses_at_once(database: Database) -> None:
         await gate.until_reached()
         calls = [called(writer, n) for n in range(12)]
         results = asyncio.gather(*calls, return_exceptions=True)
-        await asyncio.sleep(0)
+        await handed_over()
         assert [call.done() for call in calls] == [False] * 10 + [True] * 2
         gate.open()
         *accepted, eleventh, twelfth = await results
