@@ -81,7 +81,6 @@ def test_the_contracts_example_loads_without_keys() -> None:
     assert settings.provider_off_reason("odd-one") is None
     assert notices(settings) == [
         "providers openai, anthropic and gemini are off: api_key is empty",
-        "agents_plane and workflows are configured but not served yet",
     ]
 
 
