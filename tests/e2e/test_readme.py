@@ -63,13 +63,20 @@ def run(*command: str, cwd: Path | None = None) -> str:
 
 @pytest.mark.local_model
 def test_curl(base: str) -> None:
-    chat, decide = [block for block in blocks("sh") if block.startswith("curl")]
-    out = run("bash", "-c", chat.replace("http://127.0.0.1:8080", base))
-    assert out.endswith("data: [DONE]\n\n")
-    assert '"provider":"local"' in out
-    answers = json.loads(run("bash", "-c", decide.replace("http://127.0.0.1:8080", base)))[
-        "answers"
+    curls = [
+        block.replace("http://127.0.0.1:8080", base)
+        for block in blocks("sh")
+        if block.startswith("curl")
     ]
+    chat, workflow, agent, decide = (run("bash", "-c", block) for block in curls)
+    assert chat.endswith("data: [DONE]\n\n")
+    assert '"provider":"local"' in chat
+    assert workflow.count("event: streaming_started") == 2
+    assert "event: token" in workflow
+    assert '"status":"completed","final_task_id":"short"' in workflow.split("event: ")[-1]
+    assert agent.endswith("data: [DONE]\n\n")
+    assert '"model":"local/smollm2-135m"' in agent
+    answers = json.loads(decide)["answers"]
     assert isinstance(answers["angry"]["decision"], bool)
 
 
