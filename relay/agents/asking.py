@@ -6,6 +6,7 @@ read back as text in the call that read it from the provider.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -152,6 +153,9 @@ class Asker:
             await exchange.stream(text, None)
         except RelayError as refused:
             raise _failure(refused, record) from None
+        except asyncio.CancelledError:
+            sink.interrupted(_used(record))
+            raise
         finally:
             self._ended(record)
         error = record.error or text.failure

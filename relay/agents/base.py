@@ -58,6 +58,11 @@ class AgentSink(Protocol):
     async def ready(self) -> None:
         """Wait until more may come."""
 
+    def interrupted(self, usage: Usage) -> None:
+        """The call is being cancelled; so much was used, which no reply will tell. May be called
+        more than once: each tells of more.
+        """
+
     def step(self, name: str, data: Mapping[str, Any]) -> None:
         """A tool step, as an event of the engine, never as content: `task_dispatched`,
         `task_completed` or `task_error` of `kind` "tool". `task_id` is `tool.<n>` in order of the

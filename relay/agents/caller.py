@@ -11,6 +11,7 @@ One call may be several requests to models: each has a hold, a row and a log lin
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -154,6 +155,13 @@ class _Conversation:
         Raises:
             AgentError, GatewayShutdown: see `AgentCaller.call`.
         """
+        try:
+            return await self._talk()
+        except asyncio.CancelledError:
+            self._sink.interrupted(self._usage)
+            raise
+
+    async def _talk(self) -> AgentReply:
         while True:
             answer = await self._ask()
             if answer.message.get("tool_calls") and answer.finish_reason in _CALLS_MEANT:

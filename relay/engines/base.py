@@ -107,6 +107,9 @@ class Outlet(Protocol):
             Whether more may be said at once; if not, await `ready` first.
         """
 
+    def came_to(self, summary: Mapping[str, Any], usage: Usage) -> None:
+        """Say what a run that is being cancelled came to: it has no `Ending` that could tell."""
+
     async def ready(self) -> None:
         """Wait until the journal has caught up (not the clients)."""
 

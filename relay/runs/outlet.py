@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders import workflow
+from relay.engines.base import Usage
 from relay.runs.lane import Lane
 from relay.stores.base import StoreError
 
@@ -34,6 +35,9 @@ class RunOutlet:
     Args:
         started_at: Unix seconds of the run's beginning, for `elapsed_ms`.
         lost: called once, when the run turns out to be somebody else's.
+
+    Attributes:
+        summary, usage: what a cancelled run came to (`came_to`).
     """
 
     def __init__(
@@ -54,6 +58,8 @@ class RunOutlet:
         self._generation = generation
         self._started_at = started_at
         self._lost = lost
+        self.summary: Mapping[str, Any] = {}
+        self.usage = Usage()
         self._lane = Lane(generation)
         self._work = asyncio.Event()
         self._moved = asyncio.Event()  # set and replaced whenever the store has caught up a bit
@@ -90,6 +96,9 @@ class RunOutlet:
         if self._lane.has_work:
             self._work.set()
         return not self._lane.full
+
+    def came_to(self, summary: Mapping[str, Any], usage: Usage) -> None:
+        self.summary, self.usage = summary, usage
 
     async def ready(self) -> None:
         while self._lane.full and not self._closed:

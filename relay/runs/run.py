@@ -159,7 +159,12 @@ class Run:
         work = self._work
         if work.cancelled():
             if self._cancelled and not self._lost:
-                return Failed(code="cancelled", message="the run was cancelled")
+                return Failed(
+                    code="cancelled",
+                    message="the run was cancelled",
+                    summary=self._outlet.summary,
+                    usage=self._outlet.usage,
+                )
             return None
         bug = work.exception()
         if bug is None:

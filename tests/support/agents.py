@@ -23,7 +23,7 @@ from planes.app import make_app, make_runner
 from planes.gateway import GATEWAY
 from planes.settings import Settings
 from relay.agents.base import AgentCall
-from relay.engines.base import Payer
+from relay.engines.base import Payer, Usage
 from tests.support.books import Books, books_of
 from tests.support.gateway import config_for
 
@@ -51,6 +51,7 @@ class Sink:
     """
 
     def __init__(self) -> None:
+        self.usage = Usage()  # of calls that were cancelled
         self.starts: list[tuple[str, str]] = []
         self.raws: list[bytes] = []
         self.steps: list[tuple[str, Mapping[str, Any]]] = []
@@ -77,6 +78,9 @@ class Sink:
     async def ready(self) -> None:
         self.waits += not self.open.is_set()
         await self.open.wait()
+
+    def interrupted(self, usage: Usage) -> None:
+        self.usage += usage
 
     def step(self, name: str, data: Mapping[str, Any]) -> None:
         self.steps.append((name, dict(data)))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from relay.engines.base import Usage
+
 ENDS = ("streaming_completed", "task_completed", "task_error")
 
 
@@ -55,6 +57,9 @@ class KeepingOutlet:
 
     async def ready(self) -> None:
         await self._room.wait()
+
+    def came_to(self, summary: Mapping[str, Any], usage: Usage) -> None:
+        self.left = (summary, usage)
 
     async def settled(self) -> None:
         await self._room.wait()

@@ -159,6 +159,9 @@ class RecordingOutlet:
         self.waits += 1
         await asyncio.sleep(0)
 
+    def came_to(self, summary: Mapping[str, Any], usage: Usage) -> None:
+        self.left = (summary, usage)
+
     async def settled(self) -> None:
         await asyncio.sleep(0)
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from relay.agents.base import AgentReply
+    from relay.engines.base import Usage
     from relay.engines.embedded.lives import Life
 
 TEXT_BYTES: Final = 16 * 1024 * 1024  # of a reply, as JSON writes it
@@ -51,6 +52,9 @@ class _Sink:
 
     async def ready(self) -> None:
         await self._life.run.outlet.ready()
+
+    def interrupted(self, usage: Usage) -> None:
+        self._life.usage += usage
 
     def step(self, name: str, data: Mapping[str, Any]) -> None:
         if self.closed:

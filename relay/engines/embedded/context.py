@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from relay.agents.base import AgentCaller
-    from relay.engines.base import Envelope, Outlet
+    from relay.engines.base import Envelope, Outlet, Usage
     from relay.engines.embedded.document import Task
     from relay.engines.embedded.lives import Job, Life, OnError
     from relay.engines.embedded.places import Places
@@ -60,6 +60,10 @@ class Run:
     def now(self) -> float:
         """Seconds on the clock of the loop."""
         return self._clock()
+
+    def spent(self) -> Usage:
+        """What the run has used, attempts that are open included."""
+        return sum((life.usage for life in self.running.values()), self.memory.usage)
 
     # -- what is said ---------------------------------------------------------------------------
 

@@ -118,7 +118,11 @@ class EmbeddedEngine:
             finally:
                 ended.set()
 
-        await run_group([work(), run.beat(self._heartbeat_s, ended)])
+        try:
+            await run_group([work(), run.beat(self._heartbeat_s, ended)])
+        except asyncio.CancelledError:
+            outlet.came_to(run.memory.summary(), run.spent())
+            raise
         return endings[0]
 
     async def cancelled(self, execution_id: str) -> None:
