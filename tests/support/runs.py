@@ -306,10 +306,21 @@ HANG: Final = "<hang>"
 Step = str | float | AgentError | BaseException | tuple[str, dict[str, Any]]
 
 
-def fails(code: str = "upstream_error", *, retryable: bool = True, tokens: int = 0) -> AgentError:
+def fails(
+    code: str = "upstream_error",
+    *,
+    retryable: bool = True,
+    tokens: int = 0,
+    retry_after_s: int | None = None,
+) -> AgentError:
     """A failure of a call."""
-    usage = Usage(prompt_tokens=tokens)
-    return AgentError(code, f"{code} of the script", retryable=retryable, usage=usage)
+    return AgentError(
+        code,
+        f"{code} of the script",
+        retryable=retryable,
+        usage=Usage(prompt_tokens=tokens),
+        retry_after_s=retry_after_s,
+    )
 
 
 @dataclass

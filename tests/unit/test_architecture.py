@@ -28,8 +28,8 @@ PURE_IN_DECISIONS = {
     "state", "tariff",
 }  # fmt: skip
 PURE_IN_ENGINES = {
-    "building", "checking", "compiling", "evaluation", "expressions", "filters", "limits",
-    "problems", "reading", "schemas", "syntax",
+    "answers", "building", "checking", "compiling", "evaluation", "expressions", "failures",
+    "filters", "limits", "memory", "places", "problems", "reading", "schemas", "scope", "syntax",
 }  # fmt: skip
 
 

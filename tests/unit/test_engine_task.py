@@ -172,6 +172,20 @@ def test_pauses_have_full_jitter_and_double(jitter: float) -> None:
     assert lives.RETRY_MAX_S > 8
 
 
+@pytest.mark.parametrize(("asked_s", "pause_s"), [(None, 0.25), (0, 0.25), (7, 7.25), (900, 60.25)])
+def test_a_provider_that_asks_to_be_left_alone_is(asked_s: int | None, pause_s: float) -> None:
+    played = play(
+        [task("t", retries=1), task("u")],
+        {"t/1": [fails(retry_after_s=asked_s)], "t/2": "well"},
+        heartbeat_s=pause_s - 0.01,
+    )
+    assert len(played.outlet.data("heartbeat")) == 1
+    assert played.outlet.data("heartbeat") == [{"running": []}]
+    late = play([task("t", retries=1)], {"t/1": [fails(retry_after_s=asked_s)], "t/2": "well"},
+                heartbeat_s=pause_s + 0.01)  # fmt: skip
+    assert late.outlet.data("heartbeat") == []
+
+
 def test_a_time_limit_ends_an_attempt_and_may_be_retried() -> None:
     played = play([task("t", retries=1, timeout_s=5)], {"t/1": ["ab", HANG], "t/2": [4.0, "well"]})
     (error,) = played.outlet.data("task_error")
@@ -210,6 +224,7 @@ def test_when_false_skips() -> None:
         {"task_id": "t", "kind": "task", "reason": "when"}
     ]
     assert played.outlet.names("t") == ["task_skipped"]
+    assert "output" not in played.outlet.steps["task/t"]  # nothing is stored as its result
     assert played.outlet.output("u") == "a says: skipped"
     assert played.ending.summary == {"tasks": 2, "completed": 1, "failed": 0, "skipped": 1}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.agents.base import AgentCall, AgentError
+from relay.engines.embedded.failures import TaskFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,7 +118,13 @@ async def call_agent(
         reply = await run.caller.call(call, sink)
     except AgentError as error:
         life.usage += error.usage
-        raise life.failure(error.code, error.message, retryable=error.retryable) from None
+        raise TaskFailed(
+            error.code,
+            error.message,
+            task_id=life.task_id,
+            retryable=error.retryable,
+            retry_after_s=error.retry_after_s or 0,
+        ) from None
     finally:
         sink.closed = True
     life.usage += reply.usage

@@ -19,15 +19,25 @@ class TaskFailed(Exception):
     Attributes:
         code: of the agent call's error, or of the engine (docs/spec/workflows.md, W3.1).
         task_id: the innermost task that failed.
-        retryable: whether the same again may do better.
+        retryable: whether the same again may do better. retry_after_s: seconds that a provider
+            asked to be left alone, 0 if none did.
     """
 
-    def __init__(self, code: str, message: str, *, task_id: str, retryable: bool = False) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        task_id: str,
+        retryable: bool = False,
+        retry_after_s: float = 0,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.task_id = task_id
         self.retryable = retryable
+        self.retry_after_s = retry_after_s
 
     def error(self) -> dict[str, str]:
         """As it stands in events and in the outputs of a batch."""

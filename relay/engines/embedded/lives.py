@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 OUTPUT_BYTES: Final = 16 * 1024 * 1024
 RETRY_BASE_S: Final = 0.5  # before the first retry at most so long, then doubled
 RETRY_MAX_S: Final = 20.0
+RETRY_AFTER_MAX_S: Final = 60.0  # a provider that asks for more is asked earlier
 
 OnError = Literal["fail", "skip", "continue"]
 
@@ -179,6 +180,7 @@ class Life:
                 ):
                     return self._fail(error)
                 self._retry(error)
+                pause_s = self._pause(error)
             except asyncio.CancelledError:
                 why = self._outer_guard.why() if self._outer_guard is not None else None
                 if why is not None:
@@ -186,7 +188,7 @@ class Life:
                 raise
             else:
                 return output
-            await asyncio.sleep(self._pause())
+            await asyncio.sleep(pause_s)
             await self._dispatch()
 
     async def _one_attempt(self) -> Any:
@@ -203,10 +205,13 @@ class Life:
                 raise  # a bug, not the time limit
             raise self.guard.reason from None
 
-    def _pause(self) -> float:
-        """Full jitter: from 0 to a bound that doubles with each retry."""
+    def _pause(self, error: TaskFailed) -> float:
+        """Full jitter: from 0 to a bound that doubles with each retry; what a provider asked for
+        comes before it.
+        """
         retries = self.run.memory.retries(self.task_id, self._outer_epoch)
-        return self.run.jitter() * min(RETRY_MAX_S, RETRY_BASE_S * 2.0 ** (retries - 1))
+        asked_s = min(error.retry_after_s, RETRY_AFTER_MAX_S)
+        return asked_s + self.run.jitter() * min(RETRY_MAX_S, RETRY_BASE_S * 2.0 ** (retries - 1))
 
     # -- what it says ---------------------------------------------------------------------------
 
@@ -299,7 +304,7 @@ class Life:
 
 def skip(run: Run, task_id: str, kind: str, reason: str) -> None:
     """Say that a task is skipped, once."""
-    step = {"status": "skipped", "output": None, "usage": None, "final": None}
+    step = {"status": "skipped", "usage": None, "final": None}
     if run.memory.step(f"task/{task_id}") is None:
         data = {"task_id": task_id, "kind": kind, "reason": reason}
         run.emit("task_skipped", data, {f"task/{task_id}": step})

@@ -99,7 +99,7 @@ class Memory:
         """How a task ended that is not to be run again in this epoch."""
         step = self._steps.get(f"task/{task_id}")
         if step is not None:
-            return Outcome(status=step["status"], output=step["output"])
+            return Outcome(status=step["status"], output=step.get("output"))
         step = self._steps.get(f"failed/{task_id}/{epoch}")
         if step is None:
             return None
