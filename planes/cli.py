@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import orjson
 from pydantic import ValidationError
 
-from planes import cli_decide, cli_keys, cli_usage
+from planes import cli_decide, cli_keys, cli_run, cli_usage
 from planes.cli_common import (
     FAILED,
     OK,
@@ -64,6 +64,8 @@ def _run(options: argparse.Namespace) -> int:
             return cli_usage.run(options)
         case "decide" | "stream":
             return cli_decide.run(options)
+        case "run":
+            return cli_run.run(options)
         case _:
             print(f"sluicegate {version()}")
             return OK
@@ -163,6 +165,7 @@ examples:
   sluicegate check sluicegate.yaml          every problem of a configuration, with its line
   sluicegate keys create --org acme         a key for a client
   sluicegate usage --since 1d               what it was used for
+  sluicegate run workflow.yaml              a workflow on a gateway that runs
   sluicegate decide question.json           one decision of a gateway that runs
   sluicegate serve --help                   what a command takes
 """,
@@ -214,6 +217,7 @@ def _add_commands(commands: Commands) -> None:
     models.add_argument("--json", action="store_true", help="as one JSON document")
     cli_keys.add_commands(commands)
     cli_usage.add_commands(commands)
+    cli_run.add_commands(commands)
     cli_decide.add_commands(commands)
     add_command(commands, "version", "Print the version.", "  sluicegate version")
 

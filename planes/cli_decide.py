@@ -6,35 +6,16 @@ Clients of a gateway that runs, as any other; they print what comes as it comes.
 import argparse
 import asyncio
 import json
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
-from planes.cli_common import (
-    FAILED,
-    OK,
-    USAGE,
-    WHERE,
-    Commands,
-    add_command,
-    add_config,
-    load_settings,
-)
+from planes.cli_common import FAILED, OK, USAGE, Commands, add_command, add_config
+from planes.cli_gateway import HOW, add_gateway, gateway_of, wrong
 
-if TYPE_CHECKING:
-    from planes.settings import Settings
-
-KEY_VARIABLE = "SLUICEGATE_KEY"
-_HOW = f"""\
-FILE may be `-` for standard input. The gateway is that of --url, else the one that the
-configuration describes; the key is that of --key, else ${KEY_VARIABLE}, else the configuration's
-first.
-
-{WHERE}"""
 _ANSWER_S = 150.0
 _MUTATIONS = frozenset({"start", "append_text", "append_items", "append_attachments", "replace"})
 
@@ -45,7 +26,7 @@ def add_commands(commands: Commands) -> None:
         commands,
         "decide",
         "Ask a running gateway for one decision: FILE is the JSON body of a decide, the reply is "
-        f"printed.\n\nExit code 1 if it is refused.\n\n{_HOW}",
+        f"printed.\n\nExit code 1 if it is refused.\n\n{HOW}",
         """\
   sluicegate decide question.json
   echo '{"model": "rightnow-decision", "state": "Paid.", "questions": {"ready":
@@ -62,11 +43,11 @@ def add_commands(commands: Commands) -> None:
         "frames that\ncome are printed with their time.\n\nA message is sent when the one before "
         "is answered, a `decide` when its decision is there. An\n`event_id` or `state_version` "
         "that is left out is the next one. Pings are answered. Exit code 1 if\na message is "
-        f"refused, a decide fails or the gateway ends the stream.\n\n{_HOW}",
+        f"refused, a decide fails or the gateway ends the stream.\n\n{HOW}",
         """\
   sluicegate stream messages.jsonl
   sluicegate stream messages.jsonl --json | jq 'select(.frame.type == "decision")'
-  sluicegate stream - --url https://gateway.example.com < messages.jsonl""",
+  sluicegate stream - --server https://gateway.example.com < messages.jsonl""",
     )
     _add_common(stream)
     stream.add_argument("--json", action="store_true", help="frames as JSON lines")
@@ -74,8 +55,7 @@ def add_commands(commands: Commands) -> None:
 
 def _add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE", help="what to send; `-` is standard input")
-    command.add_argument("--url", metavar="URL", help="the gateway, as http://127.0.0.1:8080")
-    command.add_argument("--key", metavar="K", help="the API key")
+    add_gateway(command)
     add_config(command)
 
 
@@ -83,13 +63,7 @@ def run(options: argparse.Namespace) -> int:
     """Run a command and return its exit code."""
     data = _read(options)
     messages = _messages(data, options) if options.command == "stream" else []
-    settings, _ = load_settings(options.config)
-    url = (options.url or _url(settings)).rstrip("/")
-    if not url.startswith(("http://", "https://")):
-        _wrong(options, "--url must begin with http:// or https://")
-    key: str | None = options.key or os.environ.get(KEY_VARIABLE) or _first_key(settings)
-    if key is None:
-        _wrong(options, f"there is no key: give --key or ${KEY_VARIABLE}")
+    url, key = gateway_of(options)
     try:
         if options.command == "decide":
             return asyncio.run(_decide(options, url, key, data))
@@ -105,24 +79,7 @@ def _read(options: argparse.Namespace) -> bytes:
     try:
         return sys.stdin.buffer.read() if options.file == "-" else Path(options.file).read_bytes()
     except OSError as error:
-        _wrong(options, f"{options.file}: {error.strerror}")
-
-
-def _wrong(options: argparse.Namespace, message: str) -> NoReturn:
-    options.parser.error(message)
-    raise SystemExit(USAGE)  # as `error` has done already
-
-
-def _url(settings: "Settings") -> str:
-    host = settings.server.host
-    if host in ("0.0.0.0", "::"):  # every address is none to call
-        host = "127.0.0.1"
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.server.port}"
-
-
-def _first_key(settings: "Settings") -> str | None:
-    active = (key for key in settings.keys if key.status == "active")
-    return next((key.key.get_secret_value() for key in active), None)
+        wrong(options, f"{options.file}: {error.strerror}")
 
 
 def _messages(data: bytes, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str], command: str) -
     [
         (["decide"], "required: FILE"),
         (["decide", "no.json"], "no.json: No such file"),
-        (["decide", "-", "--url", "localhost"], "--url must begin with http"),
+        (["decide", "-", "--url", "localhost"], "--server must begin with http"),
         (["stream", "-", "--config", "none.yaml"], "none.yaml"),
     ],
 )

@@ -1,0 +1,63 @@
+"""What the commands share that are clients of a gateway: its address, the key, refusals (O2)."""
+
+import argparse
+import os
+from typing import TYPE_CHECKING, NoReturn
+
+from planes.cli_common import USAGE, WHERE, load_settings
+
+if TYPE_CHECKING:
+    from planes.settings import Settings
+
+KEY_VARIABLE = "SLUICEGATE_KEY"
+HOW = f"""\
+FILE may be `-` for standard input. The gateway is that of --server, else the one that the
+configuration describes; the key is that of --key, else ${KEY_VARIABLE}, else the configuration's
+first.
+
+{WHERE}"""
+
+
+def add_gateway(command: argparse.ArgumentParser) -> None:
+    """Add `--server` and `--key`."""
+    command.add_argument(
+        "--server", "--url", metavar="URL", help="the gateway, as http://127.0.0.1:8080"
+    )
+    command.add_argument("--key", metavar="K", help="the API key")
+
+
+def gateway_of(options: argparse.Namespace) -> tuple[str, str]:
+    """Return the address, without a slash at its end, and the key; exits with 2 without one.
+
+    Raises:
+        ConfigError: the configuration cannot be used. It is not read if nothing is asked of it.
+    """
+    url: str | None = options.server
+    key: str | None = options.key or os.environ.get(KEY_VARIABLE)
+    if not url or key is None or options.config is not None:
+        settings, _ = load_settings(options.config)
+        url, key = url or _url(settings), key or _first_key(settings)
+    url = url.rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        wrong(options, "--server must begin with http:// or https://")
+    if key is None:
+        wrong(options, f"there is no key: give --key or ${KEY_VARIABLE}")
+    return url, key
+
+
+def wrong(options: argparse.Namespace, message: str) -> NoReturn:
+    """Tell what is wrong with the command line; exits with 2."""
+    options.parser.error(message)
+    raise SystemExit(USAGE)  # as `error` has done already
+
+
+def _url(settings: "Settings") -> str:
+    host = settings.server.host
+    if host in ("0.0.0.0", "::"):  # every address is none to call
+        host = "127.0.0.1"
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.server.port}"
+
+
+def _first_key(settings: "Settings") -> str | None:
+    active = (key for key in settings.keys if key.status == "active")
+    return next((key.key.get_secret_value() for key in active), None)
