@@ -84,7 +84,7 @@ def test_the_client_gets_the_golden_bytes(name: str, variant: str) -> None:
 
 
 def test_every_golden_has_its_transcript_and_every_transcript_its_origin() -> None:
-    names = {path.name for path in FIXTURES.glob("golden/*")}
+    names = {path.name for path in FIXTURES.glob("golden/*.sse")}
     assert names == {f"{name}{variant}.sse" for name, variant in CASES}
     for path in TRANSCRIPTS.values():
         assert Transcript.parse(path.read_bytes(), str(path)).recorded_from
