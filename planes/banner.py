@@ -26,7 +26,26 @@ _TEXT: Final = """
       -d '{{"model": "{model}", "stream": true,
            "messages": [{{"role": "user", "content": "Say hi"}}]}}'
 
-  The OpenAI SDK: OpenAI(base_url="{base}/v1", api_key={argument})
+{more}  The OpenAI SDK: OpenAI(base_url="{base}/v1", api_key={argument})
+{agent}"""
+_WORKFLOW: Final = """\
+  A workflow:
+
+    curl -N {base}/v1/workflows/execute-stream \\
+      -H {header} -H 'Content-Type: application/yaml' --data-binary \\
+      'workflow: {{name: hi, tasks: [{{type: task, id: t1, agent: {agent}, prompt: say hi}}]}}'
+
+"""
+_DECISION: Final = """\
+  A decision:
+
+    curl {base}/v1/system-zero/decide \\
+      -H {header} -H 'Content-Type: application/json' \\
+      -d '{{"model": "{decider}", "state": "It arrived broken.",
+           "questions": {{"angry": {{"type": "boolean", "instructions": "Is it bad?"}}}}}}'
+
+"""
+_AGENT: Final = """  The same of an agent: OpenAI(base_url="{base}/v1/agents/{agent}", …)
 """
 
 
@@ -45,7 +64,14 @@ def banner(settings: Settings, host: str, port: int, router: Router, *, embedded
         key = "one of the configuration; the lines below take it from $SLUICEGATE_KEY"
         header = '"Authorization: Bearer $SLUICEGATE_KEY"'  # a shell expands it in these quotes
         argument = 'os.environ["SLUICEGATE_KEY"]'
+    agent = next(iter(settings.agents), None)
+    decider = settings.decision.models[0].id if settings.decision.backend is not None else None
+    more = "" if agent is None else _WORKFLOW.format(base=base, header=header, agent=agent)
+    if decider is not None:
+        more += _DECISION.format(base=base, header=header, decider=decider)
     return _TEXT.format(
+        more=more,
+        agent="" if agent is None else _AGENT.format(base=base, agent=agent),
         version=version(),
         base=base,
         key=key,

@@ -43,3 +43,20 @@ def test_the_store_is_named_and_the_key_is_not(
     text = shown(providers={"up": ON})
     assert f"store  {tmp_path}/sluicegate.db\n" in text
     assert "ozk_secret" not in text
+
+
+def test_each_plane_that_exists_has_a_command_to_paste() -> None:
+    bare = shown(providers={"up": ON})
+    assert "workflow" not in bare
+    assert "agent" not in bare
+    assert "decide" not in bare
+    full = shown(
+        providers={"up": ON},
+        agents={"helper": {"model": "up/m"}},
+        decision={"backend": {"kind": "chat-logprobs", "model": "up/m"}},
+    )
+    assert "/v1/workflows/execute-stream" in full
+    assert "agent: helper" in full
+    assert 'base_url="http://127.0.0.1:8080/v1/agents/helper"' in full
+    assert '"model": "rightnow-decision"' in full
+    assert "{" not in full.replace("{name", "").replace("{type", "").replace('{"', "")
