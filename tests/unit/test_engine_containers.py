@@ -288,6 +288,17 @@ def test_a_condition_takes_a_branch_and_skips_the_other(
     ]
 
 
+def test_a_branch_is_chosen_once_whatever_is_retried() -> None:
+    chosen = condition("tasks.x.status == 'failed'", then=[task("y")], **{"else": [task("z")]})
+    played = play(
+        [sequential("s", task("x", on_error="continue"), chosen, retries=1)],
+        {"x/1": BROKEN, "x/2": "well", "y/1": [fails()], "y/2": "well"},
+    )
+    assert played.outlet.output("x") == "well"
+    assert played.outlet.output("c") == "well"
+    assert played.agents.called("z") == 0
+
+
 def test_a_condition_without_else_has_no_output_if_it_is_false() -> None:
     played = play([condition("false", then=[task("x")])])
     assert played.outlet.data("condition_evaluated")[0]["branch"] is None

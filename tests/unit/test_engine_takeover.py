@@ -185,3 +185,26 @@ def test_a_run_may_be_cut_again_and_again(name: str) -> None:
     for step in (1, 2, 3, 5, 7):
         outlet, cut_ending = legs(name, [step] * 60)
         assert told(outlet, cut_ending) == told(whole, ending), f"a cut every {step} events"
+
+
+@pytest.mark.parametrize(
+    ("name", "failed", "called"),
+    [("failing parallel", "y", ["last"]), ("failing batch", "i.1", ["i.0", "i.1"])],
+)
+def test_nothing_is_called_in_a_container_that_had_failed(
+    name: str, failed: str, called: list[str]
+) -> None:
+    """The batch has a retry left: then, and not before, the failed and stopped items are called."""
+    document, replies = DOCUMENTS[name]
+    whole, _ = legs(name, [])
+    events = [(said.name, said.task_id) for said in whole.said if said.name != "token"]
+    outlet = RecordingOutlet()
+    agents = ScriptedAgents(Script(replies, outlet))
+    outlet.cut_after(events.index(("task_error", failed)) + 1)
+    assert play_cut(document, agents, outlet) is None
+    outlet.revive()
+    before = len(agents.calls)
+    ending = play_cut(document, agents, outlet)
+    assert ending is not None
+    outlet.ended(ending)
+    assert [call.call_id.split("/")[1] for call in agents.calls[before:]] == called

@@ -401,6 +401,11 @@ def test_heartbeats_come_only_in_silence() -> None:
     assert names[at - 1 : at + 3] == ["token", "heartbeat", "heartbeat", "token"]
 
 
+def test_tokens_are_no_silence() -> None:
+    played = play([task("t")], {"t": ["a", 10.0, "b", 10.0, "c", 10.0, "d"]})
+    assert played.outlet.data("heartbeat") == []
+
+
 def test_other_heartbeat_intervals() -> None:
     played = play([task("t")], {"t": [10.5, "a"]}, heartbeat_s=2)
     assert len(played.outlet.data("heartbeat")) == 5
