@@ -229,3 +229,14 @@ class Nothing(list[Any]):
 
     def append(self, value: Any) -> None:
         pass
+
+
+def test_batches_in_batches_do_not_multiply_without_a_bound() -> None:
+    inner = batch(list(range(limits.RUN_ITEMS // 2)))
+    outer = {"type": "batch", "id": "o", "items": [1, 2, 3], "concurrency": 1, "task": inner}
+    played = play([outer])
+    assert isinstance(played.ending, Failed)
+    errors = [data["error"] for data in played.outlet.data("task_error")]
+    assert errors[0]["code"] == "too_many_items"
+    assert "20,000" in errors[0]["message"]
+    assert len(played.outlet.data("batch_item_start")) < limits.RUN_ITEMS

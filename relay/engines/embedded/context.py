@@ -53,6 +53,8 @@ class Run:
         self.job = job
         self.jitter = jitter
         self.running: dict[str, Life] = {}
+        self._items: dict[str, int] = {}
+        self._items_in_all = 0
         self.leg = secrets.token_hex(4)
         self._clock = asyncio.get_running_loop().time
         self._spoke_at = self._clock()
@@ -64,6 +66,12 @@ class Run:
     def spent(self) -> Usage:
         """What the run has used, attempts that are open included."""
         return sum((life.usage for life in self.running.values()), self.memory.usage)
+
+    def count_items(self, batch: str, items: int) -> int:
+        """Note how many items a batch has, in each attempt; return those of all batches."""
+        self._items_in_all += items - self._items.get(batch, 0)
+        self._items[batch] = items
+        return self._items_in_all
 
     # -- what is said ---------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ TIMEOUT_S: Final = 86_400
 MAX_TOKENS: Final = 1_000_000
 CONCURRENCY: Final = 64
 BATCH_ITEMS: Final = 10_000
+RUN_ITEMS: Final = 20_000  # of all batches of a run: one in another multiplies them
 DYNAMIC_TASKS: Final = 32
 ROUNDS: Final = 5
 DEBATERS: Final = 16

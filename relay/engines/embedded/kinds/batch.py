@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from relay.engines.embedded.children import at_once, in_all, raise_known_failure, run_task
 from relay.engines.embedded.failures import Outcome, Paused
+from relay.engines.embedded.limits import RUN_ITEMS
 
 if TYPE_CHECKING:
     from relay.engines.embedded.document import Batch
@@ -67,6 +68,10 @@ async def work(task: Batch, scope: Scope, life: Life) -> Any:
     """
     run = life.run
     items = task.items.entries(scope.names())
+    if run.count_items(life.task_id, len(items)) > RUN_ITEMS:
+        raise life.failure(
+            "too_many_items", f"the batches of a run may have {RUN_ITEMS:,} items together"
+        )
     progress = _Progress(life, len(items))
     life.say("batch_start", total=len(items))
     life.closing = progress.close
