@@ -16,6 +16,7 @@ import pytest_asyncio
 import yaml
 
 from tests.support.cutting import CuttingProxy
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.gateway import KEY, ROOT, free_port
 from tests.support.script import Send, Wait, chunk, json_answer, openai_stream, sse
 from tests.support.workflows import Flows, document, flows, task
@@ -234,6 +235,45 @@ async def test_w2_6_a_connection_that_breaks_is_taken_up_again(flow: Flows, tmp_
     assert [json.loads(request.body)["model"] for request in flow.up.requests] == [
         *("up-a", "up-slow", "up-b")
     ], "each task was run once"
+
+
+async def test_w2_6_a_restart_of_the_gateway_is_outlived(tmp_path: Path) -> None:
+    """It drains and ends in the middle of a text; the next one has the run, and the command too."""
+    workdir = tmp_path / "gateway"
+    workdir.mkdir()
+    file = written(tmp_path, document(task("t1", "a"), task("t2", "slow")))
+    server = {"shutdown_grace_s": 0.2}
+    async with FakeUpstream() as up, CuttingProxy("", 0, cuts=[]) as way:
+        async with flows(up, workdir, server=server) as first:
+            way.to = first.gateway.host, first.gateway.port
+            first.says("a", "from ", "a")
+            first.hangs("slow", "half an ")
+            child = await Command(first, file, "--json", url=way.url).start()
+            await until_asked(first, 2)
+            assert child.stdout is not None
+            said = await text_until(child.stdout, "half an ")
+            first.gateway.terminate()
+            await first.gateway.wait(30)
+            assert child.returncode is None
+        async with flows(up, workdir, server=server) as second:
+            second.says("slow", "the whole ", "answer")
+            way.to = second.gateway.host, second.gateway.port
+            out, err = await asyncio.wait_for(child.communicate(), 60)
+    assert child.returncode == 0, err
+    assert "following again from position" in err.decode()
+    told = [json.loads(line) for line in (said + out.decode()).splitlines()]
+    names = [(each["event"], each["data"].get("data", {}).get("task_id")) for each in told]
+    assert names.count(("task_completed", "t1")) == 1
+    assert names.count(("streaming_started", "t2")) == 2
+    text = ""
+    for each in told:
+        if each["event"] == "streaming_started":
+            text = ""
+        elif each["event"] == "token":
+            text += each["data"]["delta"]
+    assert text == "the whole answer"
+    positions = [each["position"] for each in told if "position" in each]
+    assert positions == list(range(1, len(positions) + 1))
 
 
 async def test_attach_follows_from_the_beginning(flow: Flows) -> None:

@@ -23,7 +23,7 @@ class CuttingProxy:
     """Passes TCP on; an async context manager.
 
     Attributes:
-        connections: how many there were.
+        connections: how many there were. to: where the next ones lead.
 
     Args:
         cuts: bytes of the gateway after which each of the first connections is cut; None for one
@@ -31,7 +31,7 @@ class CuttingProxy:
     """
 
     def __init__(self, host: str, port: int, *, cuts: Sequence[int | None]) -> None:
-        self._to = host, port
+        self.to = host, port
         self._cuts = list(cuts)
         self.connections = 0
 
@@ -66,7 +66,10 @@ class CuttingProxy:
         left = self._cuts[number] if number < len(self._cuts) else None
         ends = [writer]
         try:
-            there_reader, there = await asyncio.open_connection(*self._to)
+            try:
+                there_reader, there = await asyncio.open_connection(*self.to)
+            except OSError:
+                return  # nobody is there: the client sees its connection end
             ends.append(there)
             sending = asyncio.create_task(self._pass(reader, there, None))
             self._tasks.add(sending)
