@@ -80,6 +80,13 @@ def test_curl(base: str) -> None:
     assert isinstance(answers["angry"]["decision"], bool)
 
 
+@pytest.mark.local_model
+def test_the_run_of_an_example(base: str) -> None:
+    (command,) = re.findall(r"^\.venv/bin/sluicegate (run .*)", README, re.MULTILINE)
+    words = [*shlex.split(command), "--server", base, "--key", "ozk_dev_0123456789abcdef"]
+    assert run(sys.executable, "-m", "planes.cli", *words, cwd=ROOT).strip()
+
+
 def libraries(programs: list[str]) -> list[str]:
     """What each program imports first from elsewhere: its name in the test's id."""
     return [re.findall(r"from \"?([@\w/-]+)\"?", program)[0] for program in programs]
@@ -112,7 +119,7 @@ def test_the_example_configuration_is_right(tmp_path: Path) -> None:
     settings = load_text(example, {})
     assert list(settings.models) == ["fast"]
     (tmp_path / "sluicegate.yaml").write_text(example)
-    commands = re.findall(r"^\.venv/bin/sluicegate (.*)", README, re.MULTILINE)
+    commands = re.findall(r"^\.venv/bin/sluicegate (?!run )(.*)", README, re.MULTILINE)
     told = {}
     for command in commands:  # in their order: what one creates the next one lists
         words = shlex.split(command)

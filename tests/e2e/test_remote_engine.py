@@ -7,6 +7,8 @@ import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from encoders.sse import SseDecoder
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.gateway import AUTH, GatewayProcess, config_for
@@ -157,6 +159,7 @@ async def test_w2_3_a_run_that_waits_is_resumed_at_the_engine() -> None:
         assert second.json["execution_id"] == run
 
 
+@pytest.mark.slow  # the lease of the killed process has to run out
 async def test_w2_5_a_run_of_a_killed_gateway_is_ended_as_an_orphan(tmp_path: Path) -> None:
     async with RemoteEngine() as engine:
         await engine.script("/execute", Send(said("workflow_started")), Gate("never"))
