@@ -62,10 +62,12 @@ async def resume(request: web.Request) -> web.StreamResponse:
     """`POST …/resume`: answers a yield; the next leg as a stream (W2.3)."""
     with request.app[GATEWAY].inflight.request():
         principal = admit_to_runs(request)
-        row = await find_run(request, principal)
+        await find_run(request, principal)
         async with request.app[GATEWAY].inflight.interruptible():
             answer = await read_answer(request)
         runs = request.app[RUNS]
+        # Not before the body was read: by then the run may wait for another answer.
+        row = await find_run(request, principal)
         _check_answer(row, answer)
         stream = RunStream(
             request,
@@ -79,6 +81,8 @@ async def resume(request: web.Request) -> web.StreamResponse:
             row, answer, stream.follower.join, max_concurrent=principal.max_concurrent
         )
         if run is None:
+            if row.state == "yielded":
+                raise NotWaiting("the execution was answered, or ended, by another request")
             raise NotWaiting(f"the execution is {row.state}; it waits for no answer")
         return await stream.serve()
 

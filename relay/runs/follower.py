@@ -277,7 +277,7 @@ class Follower:
         return True
 
     async def _join_if_level(self, hub: Hub) -> bool:
-        if hub.head != self._position:
+        if hub.head != self._position or self._is_ahead_of(hub):
             await asyncio.sleep(0)
             return True
         rest = [
@@ -287,6 +287,16 @@ class Follower:
         self.join(hub)
         self._push_all(rest)
         return True
+
+    def _is_ahead_of(self, hub: Hub) -> bool:
+        """Whether the client has text that the hub has not shown: what is durable is read before
+        its commit is told here, and would be offered again.
+        """
+        for task_id, stream in hub.streams.items():
+            start, had = self._sent.get(task_id, (0, 0))
+            if start == stream.start and had > stream.chars:
+                return True
+        return False
 
     async def _send_page(self, page: JournalPage, count: int) -> bool:
         """Send events, and texts at their places; False at the end of the one leg."""

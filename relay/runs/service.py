@@ -255,7 +255,11 @@ class RunService:
             try:
                 now = self._clock()
                 resumed = await self.store.resume_run(
-                    row.execution_id, owner=self._owner, answer=answer, now=now
+                    row.execution_id,
+                    owner=self._owner,
+                    answer=answer,
+                    now=now,
+                    generation=row.generation,
                 )
                 if resumed is None:
                     slot.close()

@@ -251,10 +251,17 @@ class RunStore(Protocol):
         """
 
     async def resume_run(
-        self, execution_id: str, *, owner: str, answer: Any, now: float
+        self,
+        execution_id: str,
+        *,
+        owner: str,
+        answer: Any,
+        now: float,
+        generation: int | None = None,
     ) -> RunRow | None:
         """Answer a run that waits: it is `running` again, owned by `owner` under a new generation.
-        None if it does not wait.
+        None if it does not wait, or no longer under `generation`, where that is given: what it
+        waits for is another answer then.
         """
 
     # -- the journal ----------------------------------------------------------------------------

@@ -94,12 +94,19 @@ class SqliteRuns:
         )
 
     async def resume_run(
-        self, execution_id: str, *, owner: str, answer: Any, now: float
+        self,
+        execution_id: str,
+        *,
+        owner: str,
+        answer: Any,
+        now: float,
+        generation: int | None = None,
     ) -> RunRow | None:
         stored = json_text(answer)
-        return await self._writer.run(
-            lambda c: runs.resume_run(c, execution_id, owner=owner, answer=stored, now=now)
+        resume = partial(
+            runs.resume_run, owner=owner, answer=stored, now=now, generation=generation
         )
+        return await self._writer.run(lambda c: resume(c, execution_id))
 
     # -- the journal ----------------------------------------------------------------------------
 

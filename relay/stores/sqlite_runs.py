@@ -189,13 +189,20 @@ def _run_at(connection: sqlite3.Connection, journal: int) -> RunRow:
 
 
 def resume_run(
-    connection: sqlite3.Connection, execution_id: str, *, owner: str, answer: str, now: float
+    connection: sqlite3.Connection,
+    execution_id: str,
+    *,
+    owner: str,
+    answer: str,
+    now: float,
+    generation: int | None = None,
 ) -> RunRow | None:
     """Args: answer: as JSON."""
     row = connection.execute(
         """SELECT journal, answers, waits_for FROM runs
-           WHERE journal = (SELECT id FROM journals WHERE stream = ?) AND state = 'yielded'""",
-        (stream_of(execution_id),),
+           WHERE journal = (SELECT id FROM journals WHERE stream = ?) AND state = 'yielded'
+           AND generation = coalesce(?, generation)""",
+        (stream_of(execution_id), generation),
     ).fetchone()
     if row is None:
         return None

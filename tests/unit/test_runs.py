@@ -158,6 +158,44 @@ async def test_a_follower_that_comes_in_the_middle_gets_it_all_once(tmp_path: Pa
             assert [int(e.id) for e in sink.events if e.event != b"token"] == [*range(after + 1, 5)]
 
 
+async def test_text_that_is_durable_before_it_is_shown_is_sent_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy loop learns of a commit after a reader has seen it."""
+    go = asyncio.Event()
+
+    async def talks(envelope: Envelope, outlet: Outlet) -> Ending:
+        outlet.emit("streaming_started", {"task_id": "t1"})
+        await outlet.settled()
+        outlet.emit("heartbeat", {"running": ["t1"]})
+        outlet.token("t1", b"x" * 600)
+        await outlet.settled()
+        await go.wait()
+        outlet.emit("task_completed", {"task_id": "t1"})
+        return Completed(final_task_id="t1", summary={})
+
+    async with service_over(tmp_path / "s.db", ScriptedEngine(talks)) as service:
+        append = type(service.store).append
+
+        async def told_late(self: Any, execution_id: str, generation: int, batch: Any) -> Any:
+            first = await append(self, execution_id, generation, batch)
+            if batch.texts:
+                await asyncio.sleep(0.3)
+            return first
+
+        monkeypatch.setattr(type(service.store), "append", told_late)
+        run, _ = await begun(service, ListSink())
+        while not await service.store.open_texts(run.execution_id, at=1):
+            await asyncio.sleep(0.005)
+        sink = ListSink()
+        serving = asyncio.create_task(attach(service, run.execution_id, sink).serve())
+        await asyncio.sleep(0.5)
+        go.set()
+        await asyncio.wait_for(serving, 10)
+        assert [loads(e.data)["offset"] for e in sink.events if e.event == b"token"] == [0]
+        assert text_of(sink) == "x" * 600
+
+
 async def test_a_cancel_ends_it_once(tmp_path: Path) -> None:
     hanging = asyncio.Event()
 
