@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from encoders.agent import AgentChunks, error_event, whole_reply
+from encoders.agent import AgentChunks, whole_reply
 from encoders.sse import encode_comment
 from planes.agents.schemas import parse_chat, parse_execute
 from planes.gateway import GATEWAY, RECORD
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 PLANE: Final = "agents"
 BASE: Final = "/v1/agents"
 _BODY_LIMIT_S: Final = 300.0
-_STOPPED: Final = error_event("the gateway is restarting; the run goes on and its result is kept")
 
 
 class AgentNotFound(RelayError):
@@ -132,11 +130,19 @@ def _beginning(agent: str, asked: Asked, principal: Principal) -> Beginning:
     )
 
 
-async def _begin(request: web.Request, beginning: Beginning, on_hub: Callable[[Hub], None]) -> Run:
+async def _begin(
+    request: web.Request, beginning: Beginning, asked: Asked, on_hub: Callable[[Hub], None]
+) -> Run:
     try:
-        return await request.app[RUNS].begin(beginning, on_hub)
+        return await request.app[RUNS].begin(beginning, on_hub, only_for_caller=asked.cancel)
     except StoreError:
         raise EngineRefused("the run was not accepted: its journal cannot be written now") from None
+
+
+def _left(run: Run, asked: Asked) -> None:
+    """The client is not there any more, by its own will or by ours (A1.6)."""
+    if asked.cancel and run.ending is None:
+        run.cancel()
 
 
 # -- with a stream --------------------------------------------------------------------------------
@@ -145,7 +151,8 @@ async def _begin(request: web.Request, beginning: Beginning, on_hub: Callable[[H
 async def _stream(
     request: web.Request, agent: str, asked: Asked, beginning: Beginning, principal: Principal
 ) -> web.StreamResponse:
-    settings = request.app[GATEWAY].settings.agents_plane
+    settings = request.app[GATEWAY].settings
+    plane = settings.agents_plane
     chunks = AgentChunks(
         beginning.execution_id,
         created=int(time.time()),
@@ -160,19 +167,18 @@ async def _stream(
         beginning.workflow_id,
         AgentWire(agent, chunks),
         one_leg=True,
-        keepalive=encode_comment(settings.keepalive_comment) if comments else b"",
-        keepalive_s=settings.keepalive_s,
-        stopped=_STOPPED,
+        keepalive=encode_comment(plane.keepalive_comment) if comments else b"",
+        keepalive_s=plane.keepalive_s,
+        # No client of this wire can follow again: it is waited for as on the models plane (M3.5).
+        lag_s=settings.server.write_stall_s,
     )
     stream.headers["Content-Type"] = "text/event-stream; charset=utf-8"
     stream.headers["X-Task-Id"] = agent
-    run = await _begin(request, beginning, stream.follower.join)
+    run = await _begin(request, beginning, asked, stream.follower.join)
     try:
         return await stream.serve()
-    except (asyncio.CancelledError, ConnectionError):
-        if asked.cancel:
-            run.cancel()
-        raise
+    finally:
+        _left(run, asked)
 
 
 # -- without --------------------------------------------------------------------------------------
@@ -198,14 +204,12 @@ async def _whole(
     beginning: Beginning,
     tell: Callable[[_Finished], dict[str, Any]],
 ) -> web.Response:
-    run = await _begin(request, beginning, lambda _: None)
+    run = await _begin(request, beginning, asked, lambda _: None)
     try:
         async with request.app[GATEWAY].inflight.interruptible():
             await run.ended.wait()
-    except asyncio.CancelledError:
-        if asked.cancel:
-            run.cancel()
-        raise
+    finally:
+        _left(run, asked)
     finished = _Finished(run, agent, _served(request).get(agent, agent))
     await _fill(request, finished, run.ending)
     headers = {
@@ -223,19 +227,28 @@ async def _fill(request: web.Request, finished: _Finished, ending: Ending | None
         EngineRefused: it failed, or goes on in another process.
     """
     if ending is None:
-        raise EngineRefused(
-            f"the run {finished.execution_id} goes on in another process; its result is kept"
-        )
+        raise _refused(finished, "the run goes on in another process")
     if isinstance(ending, Failed):
-        raise EngineRefused(ending.message)
+        raise _refused(finished, ending.message)
     store = request.app[RUNS].store
     stored = await store.output(finished.execution_id, finished.agent)
     finished.output = stored[0] if stored is not None else None
-    finished.usage = ending.usage.document()
     step = (await store.steps(finished.execution_id)).get(f"task/{finished.agent}") or {}
     final = step.get("final") or {}
+    if final.get("reported", True):
+        finished.usage = ending.usage.document()
     finished.finish = final.get("finish_reason")
     finished.model = final.get("model") or finished.model
+
+
+def _refused(finished: _Finished, message: str) -> EngineRefused:
+    error = EngineRefused(message)
+    error.details = {
+        "execution_id": finished.execution_id,
+        "workflow_id": finished.workflow_id,
+        "task_id": finished.agent,
+    }
+    return error
 
 
 def _as_result(finished: _Finished) -> dict[str, Any]:

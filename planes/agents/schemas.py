@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from pydantic import (
@@ -66,13 +66,14 @@ class Asked:
 
     Attributes:
         document: the run's, see `relay.engines.embedded.agent`.
-        usage_chunk: `stream_options.include_usage`. cancel: whether a hang-up ends the run (A1.6).
+        cancel: whether a hang-up ends the run (A1.6).
+        usage_chunk: `stream_options.include_usage`, of the alias alone (A1.2).
     """
 
     document: Mapping[str, Any]
     stream: bool
-    usage_chunk: bool
     cancel: bool
+    usage_chunk: bool = False
 
 
 def parse_execute(body: bytes, agent: str, router: Router) -> Asked:
@@ -107,7 +108,10 @@ def parse_chat(body: bytes, agent: str, router: Router) -> Asked:
     pin = read.model if read.model is not None and "/" in read.model else None
     if pin is not None:
         router.resolve(pin)
-    return _asked(read, agent, read.messages, model=pin, provider=None)
+    asked = _asked(read, agent, read.messages, model=pin, provider=None)
+    options = read.stream_options
+    usage_chunk = options is not None and bool(options.include_usage)
+    return replace(asked, usage_chunk=usage_chunk)
 
 
 def _asked(
@@ -123,14 +127,14 @@ def _asked(
         "model": model,
         "provider": provider,
         "overrides": {k: v for k, v in (read.model_extra or {}).items() if k not in _OURS},
+        # A process that takes the run over has to know: its client is gone by then.
+        "on_disconnect": read.on_disconnect if read.on_disconnect == "cancel" else None,
     }
     document: dict[str, Any] = {"agent": agent, "messages": list(messages)}
     document |= {name: value for name, value in more.items() if value}
-    options = read.stream_options
     return Asked(
         document=document,
         stream=bool(read.stream),
-        usage_chunk=options is not None and bool(options.include_usage),
         cancel=read.on_disconnect == "cancel",
     )
 

@@ -9,7 +9,7 @@ from planes.runs.access import RUNS, may_still
 from planes.sinks import SseSink
 from relay.errors import GatewayShutdown
 from relay.lifecycle import Outcome
-from relay.runs.follower import Follower
+from relay.runs.follower import LAG_S, Follower
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -24,8 +24,7 @@ class RunStream:
         headers: of the answer; they leave with `serve`.
 
     Args:
-        after, one_leg, keepalive, keepalive_s: as for `relay.runs.follower.Follower`.
-        stopped: what a client is told whose run goes on after a restart of the gateway.
+        after, one_leg, keepalive, keepalive_s, lag_s: as for `relay.runs.follower.Follower`.
     """
 
     def __init__(
@@ -39,9 +38,9 @@ class RunStream:
         one_leg: bool = False,
         keepalive: bytes = b"",
         keepalive_s: float = 15.0,
-        stopped: bytes = b"",
+        lag_s: float = LAG_S,
     ) -> None:
-        self._stopped = stopped
+        self._wire = wire
         self._gateway = request.app[GATEWAY]
         self._record = request[RECORD]
         runs = request.app[RUNS]
@@ -66,6 +65,7 @@ class RunStream:
             one_leg=one_leg,
             keepalive=keepalive,
             keepalive_s=keepalive_s,
+            lag_s=lag_s,
             allowed=lambda: may_still(request),
         )
 
@@ -81,8 +81,9 @@ class RunStream:
             async with self._gateway.inflight.interruptible():
                 await self.follower.serve()
         except GatewayShutdown:  # the run goes on in the next process
-            if self._stopped:
-                await self._sink.write(self._stopped)
+            told = self._wire.cut("the gateway is restarting")
+            if told:
+                await self._sink.write(told)
         await self._sink.finish()
         self._record.outcome = Outcome.COMPLETED
         return self._sink.response

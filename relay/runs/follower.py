@@ -149,7 +149,16 @@ class Follower:
             self._wake.set()
 
     def _fall_behind(self) -> None:
-        """Drop the queue; of each open text the client has what came before its first piece."""
+        """Drop the queue; the journal has what was in it."""
+        self._stop_living()
+        self._reset_at = self._now() + self._lag_s
+        self._queue.clear()
+        self._frames = self._bytes = 0
+        if self._lag is not None:
+            self._lag.reschedule(self._reset_at)
+
+    def _stop_living(self) -> None:
+        """Note what the client has of each text that is open: all before the first queued piece."""
         assert self._joined is not None
         self._sent = {
             task_id: (stream.start, stream.chars)
@@ -164,11 +173,6 @@ class Follower:
                 else:
                     self._sent[item.stream.task_id] = (item.stream.start, item.offset)
         self._live = False
-        self._reset_at = self._now() + self._lag_s
-        self._queue.clear()
-        self._frames = self._bytes = 0
-        if self._lag is not None:
-            self._lag.reschedule(self._reset_at)
 
     # -- the client's side ----------------------------------------------------------------------
 
@@ -189,9 +193,12 @@ class Follower:
 
     async def _step(self) -> bool:
         """Do what is to be done next; False at the end."""
+        if self._wire.ends(self._position):
+            return False
         if self._now() >= self._check_at:
             self._check_at = self._now() + CHECK_EVERY_S
             if not self._allowed():
+                self._push_all([self._wire.cut("the API key is not good for this any more")])
                 return False
         if not self._ready:
             return await self._drain()
@@ -200,7 +207,7 @@ class Follower:
         if self._over:
             if self._joined is not None and self._joined.complete:
                 return False
-            self._live = False  # what follows is somebody else's
+            self._stop_living()  # what follows is somebody else's
             return True
         await self._idle()
         return True
@@ -214,11 +221,14 @@ class Follower:
             async with asyncio.timeout_at(until):
                 await self._wake.wait()
         except TimeoutError:
-            # Not if something was sent meanwhile.
-            if self._keepalive and self._now() >= self._pushed_at + self._keepalive_s:
-                self._push(self._keepalive)
+            self._keep_alive()
         else:
             self._wake.clear()
+
+    def _keep_alive(self) -> None:
+        """Send the keepalive, unless something was sent meanwhile."""
+        if self._keepalive and self._now() >= self._pushed_at + self._keepalive_s:
+            self._push(self._keepalive)
 
     async def _drain(self) -> bool:
         """Wait until the client takes more, then send what is queued; False: it was reset."""
@@ -274,6 +284,7 @@ class Follower:
             return False
         self._push_all(await self._open_texts())
         await asyncio.sleep(POLL_S)
+        self._keep_alive()
         return True
 
     async def _join_if_level(self, hub: Hub) -> bool:

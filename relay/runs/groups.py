@@ -81,6 +81,12 @@ class Wire(Protocol):
             after: the position of the last frame that it has.
         """
 
+    def cut(self, message: str) -> bytes:
+        """Return what a client is told whose stream ends here, whatever becomes of the run."""
+
+    def ends(self, position: int) -> bool:
+        """Whether nothing may follow the frame at this position, which was encoded before."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineWire:
@@ -103,6 +109,12 @@ class EngineWire:
     def reset(self, execution_id: str, after: int) -> bytes:
         told = dumps({"execution_id": execution_id, "after": after})
         return workflow.frame("stream_reset", told)
+
+    def cut(self, message: str) -> bytes:
+        return b""  # a stream without `workflow_result` is unfinished, and is followed again
+
+    def ends(self, position: int) -> bool:
+        return False
 
 
 VERBATIM: Final = EngineWire(ids=False, offsets=False)  # the POST stream

@@ -165,23 +165,32 @@ class RunService:
 
     # -- begin, answer, cancel -------------------------------------------------------------------
 
-    async def begin(self, beginning: Beginning, on_hub: Callable[[Hub], None]) -> Run:
+    async def begin(
+        self, beginning: Beginning, on_hub: Callable[[Hub], None], *, only_for_caller: bool = False
+    ) -> Run:
         """Store a run and start it. One whose caller is cancelled meanwhile begins all the same.
 
         Args:
             on_hub: called before anything is said, to follow from the first frame (B92).
+            only_for_caller: it is cancelled then, once it has begun (A1.6).
 
         Raises:
             RunsFull, ConcurrencyExceeded: nothing was started. StoreError: likewise.
         """
         slot = self._slot(beginning.payer, beginning.execution_id, beginning.max_concurrent)
-        return await self._owned(self._begin(beginning, on_hub, slot))
+        work = self._begin(beginning, on_hub, slot)
+        return await self._owned(work, only_for_caller=only_for_caller)
 
-    async def _owned(self, work: Any) -> Run:
+    async def _owned(self, work: Any, *, only_for_caller: bool = False) -> Run:
         task: asyncio.Task[Run] = asyncio.ensure_future(work)
         self._beginning.add(task)
         task.add_done_callback(self._begun)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if only_for_caller:
+                task.add_done_callback(_cancel_begun)
+            raise
 
     def _begun(self, task: asyncio.Task[Run]) -> None:
         self._beginning.discard(task)
@@ -375,3 +384,8 @@ class RunService:
         before = self._clock() - self._retention_s
         while await self.store.retire_runs(before, _RETIRED_AT_ONCE):
             pass  # a part at a time, so that others have their turn at the database
+
+
+def _cancel_begun(task: asyncio.Task[Run]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().cancel()

@@ -18,12 +18,19 @@ if TYPE_CHECKING:
 
 ATTEMPTS_MAX: Final = 5  # claims of one run: one that kills its process every time ends some day
 CANCELLED: Final = Failed(code="cancelled", message="the run was cancelled")
+CLIENT_GONE: Final = Failed(
+    code="cancelled", message="the run was only for its client, which is gone"
+)
 
 
 def hopeless(row: RunRow, engine: Engine | None) -> Failed | None:
     """Why a run that was left by its process is not taken up again; None if it is."""
     if row.cancel_requested:
         return CANCELLED
+    # Its client was connected to the process that is gone (A1.6).
+    asked = row.document if row.source == "agent" and isinstance(row.document, dict) else {}
+    if asked.get("on_disconnect") == "cancel":
+        return CLIENT_GONE
     if engine is None:
         return Failed(
             code="orphaned", message="nothing in this gateway works on such runs any more"

@@ -320,3 +320,37 @@ async def test_an_engine_that_fails_ends_its_run(tmp_path: Path) -> None:
         assert sink.names == ["workflow_error", "workflow_result"]
         assert b"secret" not in sink.data
         assert isinstance(run.ending, Failed)
+
+
+async def test_w2_2_a_text_is_not_sent_again_when_its_run_is_lost_to_another(
+    tmp_path: Path,
+) -> None:
+    """The follower was live, and reads on in the journal: in the middle of a text."""
+
+    async def stands_still(_: Envelope, outlet: Outlet) -> Ending:
+        outlet.emit("streaming_started", {"task_id": "t1"})
+        outlet.token("t1", b"half of ")
+        while True:
+            await asyncio.sleep(0.05)
+            outlet.emit("heartbeat", {"running": ["t1"]})
+
+    async def again(envelope: Envelope, outlet: Outlet) -> Ending:
+        outlet.emit("task_error", {"task_id": "t1", "will_retry": True})
+        outlet.emit("streaming_started", {"task_id": "t1"})
+        outlet.token("t1", b"all of it")
+        return Completed(final_task_id="t1", summary={})
+
+    path = tmp_path / "s.db"
+    async with service_over(path, ScriptedEngine(stands_still), lease_until=0) as first:
+        sink = ListSink()
+        _, follower = await begun(first, sink)
+        serving = asyncio.create_task(follower.serve())
+        while b"half of" not in sink.data:
+            await asyncio.sleep(0.01)
+        async with service_over(path, ScriptedEngine(again), owner="worker_b"):
+            await asyncio.wait_for(serving, 20)
+    names = [name for name in sink.names if name != "heartbeat"]
+    assert names == [
+        "streaming_started", "token", "task_error", "streaming_started", "token",
+        "workflow_completed", "workflow_result",
+    ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Runs of one agent: one task, whose id is the agent's (A1.5).
 
 Its document is what the agents plane was asked: `{agent, messages, max_tokens?, model?, provider?,
-overrides?}`. Events, checkpoints and takeovers are those of any run.
+overrides?, on_disconnect?}`. Events, checkpoints and takeovers are those of any run.
 """
 
 from __future__ import annotations
@@ -59,4 +59,5 @@ async def _call(asked: Mapping[str, Any], life: Life) -> str:
         provider=asked.get("provider"),
         overrides=asked.get("overrides") or {},
     )
+    life.tells_usage = reply.reported  # what was only counted is for the bill (A1.2)
     return reply.text

@@ -69,7 +69,8 @@ class Life:
 
     Attributes:
         attempt: from 1. guard: stops this attempt. epoch: for what it holds.
-        usage: of this attempt's own calls. final: how its last call ended, for the step.
+        usage: of this attempt's own calls. tells_usage: whether its end says it.
+        final: how its last call ended, for the step.
         closing: says the event that stands before its last end (`batch_complete`, …).
         tools: its tool steps that are open.
     """
@@ -84,6 +85,7 @@ class Life:
         self.epoch = epoch
         self.guard = Guard(guard)
         self.usage = Usage()
+        self.tells_usage = True
         self.final: Mapping[str, Any] | None = None
         self.closing: Callable[[], None] | None = None
         self.tools: list[str] = []
@@ -244,7 +246,7 @@ class Life:
             "duration_ms": round((self.run.now() - self._began_at) * 1000),
         }
         used = self.run.memory.used(self.task_id) + self.usage
-        if used != Usage():
+        if self.tells_usage and used != Usage():
             data["usage"] = used.document()
         step = {
             "status": "completed",
