@@ -326,7 +326,8 @@ class RunService:
         if run is not None:
             run.cancel()
             await run.ended.wait()
-        elif asked.state == "yielded":
+            asked = await self.store.get_run(row.execution_id) or asked
+        if asked.state == "yielded":  # also one that began to wait just then
             await end_row(self.store, asked, CANCELLED, self._clock())
             await self._engines[asked.plane].cancelled(asked.execution_id)
         return await self.store.get_run(row.execution_id)
