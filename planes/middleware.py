@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("sluicegate")
 
+BODY_LIMIT_S: Final = 300.0
 _QUIET: Final = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds
 
 
@@ -178,13 +179,19 @@ async def expect_continue(request: web.Request) -> web.StreamResponse | None:
     return None
 
 
-async def read_body(request: web.Request, *, limit_s: float) -> bytes:
+def wants_comments(request: web.Request, principal: Principal) -> bool:
+    """Whether a stream may carry comments: key and request may switch them off (M1.4)."""
+    refused = request.headers.get("X-No-Comments", "").strip().lower() in ("true", "1", "yes")
+    return principal.comments and not refused
+
+
+async def read_body(request: web.Request) -> bytes:
     """Read a request's body.
 
     Raises:
         PayloadTooLarge: it passed the limit while it came.
         web.HTTPException: it is not readable HTTP.
-        RequestTimeout: it took longer than `limit_s`.
+        RequestTimeout: it took longer than `BODY_LIMIT_S`.
         GatewayShutdown: the grace of a stop was over first.
     """
     try:
@@ -192,11 +199,11 @@ async def read_body(request: web.Request, *, limit_s: float) -> bytes:
             return await request.read()
         async with (
             request.app[GATEWAY].inflight.interruptible(),
-            asyncio.timeout(limit_s),
+            asyncio.timeout(BODY_LIMIT_S),
         ):
             return await request.read()
     except TimeoutError:
-        raise RequestTimeout(f"the request body did not arrive within {limit_s:g} s") from None
+        raise RequestTimeout(f"the request body did not arrive within {BODY_LIMIT_S:g} s") from None
     except web.HTTPRequestEntityTooLarge:
         limit = request.app[GATEWAY].settings.server.max_body_bytes
         raise PayloadTooLarge(

@@ -20,7 +20,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from encoders.workflow import OUTCOMES
+from encoders.workflow import OUTCOMES, TEXT_ENDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 STARTED: Final = "streaming_started"
 RESULT: Final = "workflow_result"
 YIELDED: Final = "workflow_yielded"
-# Frames that end what a task streams; a start that comes without an end ends what was before it.
-TASK_ENDS: Final = frozenset({"streaming_completed", "task_completed", "task_error"})
 LAST_WORDS: Final = OUTCOMES | {YIELDED}
 
 
@@ -231,7 +229,7 @@ class Ordering:
                 self.dropped["result"] += 1
                 return self.eof(now)
             self._result = True
-        elif frame.task_id is not None and (frame.name in TASK_ENDS or frame.name == STARTED):
+        elif frame.task_id is not None and (frame.name in TEXT_ENDS or frame.name == STARTED):
             held.awaits = [t for t in self._open.values() if t.task_id == frame.task_id]
             self._turns.pop(frame.task_id, None)
             if frame.name == STARTED:

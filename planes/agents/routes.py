@@ -10,11 +10,12 @@ from encoders.agent import AgentChunks, whole_reply
 from encoders.sse import encode_comment
 from planes.agents.schemas import parse_chat, parse_execute
 from planes.gateway import GATEWAY, RECORD
-from planes.middleware import admit, expect_continue, read_body
-from planes.runs.access import CALLER, RUNS, new_execution_id
-from planes.runs.results import json_response, result_for
+from planes.json_bodies import json_response
+from planes.middleware import admit, expect_continue, read_body, wants_comments
+from planes.runs.access import CALLER, RUNS, made_workflow_id, new_execution_id, payer_of
+from planes.runs.results import result_for
 from planes.runs.stream import RunStream
-from relay.engines.base import Failed, Payer
+from relay.engines.base import Failed
 from relay.errors import RelayError
 from relay.runs.agent_wire import AgentWire
 from relay.runs.service import Beginning
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 PLANE: Final = "agents"
 BASE: Final = "/v1/agents"
-_BODY_LIMIT_S: Final = 300.0
 
 
 class AgentNotFound(RelayError):
@@ -105,8 +105,7 @@ async def _run(
     with gateway.inflight.request():
         principal = admit(request)
         agent = _agent(request)
-        async with gateway.inflight.interruptible():
-            body = await read_body(request, limit_s=_BODY_LIMIT_S)
+        body = await read_body(request)
         asked = parse(body, agent)
         beginning = _beginning(agent, asked, principal)
         request[RECORD].execution_id = beginning.execution_id
@@ -119,12 +118,12 @@ def _beginning(agent: str, asked: Asked, principal: Principal) -> Beginning:
     execution_id = new_execution_id()
     return Beginning(
         execution_id=execution_id,
-        workflow_id=f"wf_{execution_id[:24]}",
+        workflow_id=made_workflow_id(execution_id),
         name=agent,
         document=asked.document,
         inputs={},
         source="agent",
-        payer=Payer(org=principal.org, key_id=principal.key_id, trial=principal.trial),
+        payer=payer_of(principal),
         plane=PLANE,
         max_concurrent=principal.max_concurrent,
     )
@@ -159,8 +158,7 @@ async def _stream(
         model=_served(request)[agent],
         usage_chunk=asked.usage_chunk,
     )
-    quiet = request.headers.get("X-No-Comments", "").strip().lower() in ("true", "1", "yes")
-    comments = principal.comments and not quiet
+    comments = wants_comments(request, principal)
     stream = RunStream(
         request,
         beginning.execution_id,

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
-from encoders.json_text import loads
-from planes.errors import InvalidJson
+from planes.json_bodies import checked, json_object
 from relay.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -30,8 +21,6 @@ _OURS: Final = frozenset(
         "on_disconnect", "n",
     }
 )  # fmt: skip
-_MESSAGE_CHARS: Final = 300
-B = TypeVar("B", bound="_Body")
 
 
 class _StreamOptions(BaseModel):
@@ -82,7 +71,7 @@ def parse_execute(body: bytes, agent: str, router: Router) -> Asked:
     Raises:
         BadRequest, InvalidJson. ModelNotFound: a `model` or `provider` that is not served.
     """
-    read = _read(_Execute, body)
+    read = checked(_Execute, json_object(body))
     if (read.prompt is None) == (read.messages is None):
         raise BadRequest("send either `prompt` or `messages`", param="prompt")
     if read.model is not None:
@@ -102,7 +91,7 @@ def parse_chat(body: bytes, agent: str, router: Router) -> Asked:
     Raises:
         BadRequest, InvalidJson. ModelNotFound: a pin that nobody serves.
     """
-    read = _read(_Body, body)
+    read = checked(_Body, json_object(body))
     if read.messages is None:
         raise BadRequest("`messages` is missing", param="messages")
     pin = read.model if read.model is not None and "/" in read.model else None
@@ -137,18 +126,3 @@ def _asked(
         stream=bool(read.stream),
         cancel=read.on_disconnect == "cancel",
     )
-
-
-def _read(kind: type[B], body: bytes) -> B:
-    try:
-        given = loads(body)
-    except ValueError as error:
-        raise InvalidJson(f"the request body is not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise BadRequest("the request body must be a JSON object")
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        param = ".".join(str(step) for step in first["loc"])
-        raise BadRequest(f"{param}: {first['msg']}"[:_MESSAGE_CHARS], param=param) from None

@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
-from encoders.json_text import dumps
 from planes.gateway import GATEWAY, RECORD
-from planes.middleware import admit, expect_continue, read_body
+from planes.json_bodies import json_response
+from planes.middleware import admit, expect_continue, read_body, wants_comments
 from planes.models.schemas import parse
 from planes.sinks import SseSink, send_whole
 from relay.errors import ModelNotFound
 from relay.exchange import CommentPolicy, Exchange
 
 if TYPE_CHECKING:
-    from planes.auth import Principal
     from relay.request import RelayRequest
 
 OPENAI_BASE: Final = "/v1"
 OPENROUTER_BASE: Final = "/api/v1"  # the drop-in base of OpenRouter: comments while waiting (M2.1)
-_BODY_LIMIT_S: Final = 300.0
 _PARSED_HERE_MAX: Final = 256 * 1024
 _SLUG_LOGGED_MAX: Final = 512
 
@@ -56,7 +54,7 @@ async def chat_completions(request: web.Request, *, comments: bool) -> web.Strea
     gateway = request.app[GATEWAY]
     with gateway.inflight.request():
         principal = admit(request)
-        body = await read_body(request, limit_s=_BODY_LIMIT_S)
+        body = await read_body(request)
         record = request[RECORD]
         read = partial(
             parse,
@@ -82,17 +80,9 @@ async def chat_completions(request: web.Request, *, comments: bool) -> web.Strea
             observer=gateway.telemetry,
         )
         if chat.stream:
-            policy = CommentPolicy() if comments else None
-            return await _stream(request, exchange, chat, _allowed(policy, request, principal))
+            wanted = comments and wants_comments(request, principal)
+            return await _stream(request, exchange, chat, CommentPolicy() if wanted else None)
         return await _whole(request, exchange)
-
-
-def _allowed(
-    policy: CommentPolicy | None, request: web.Request, principal: Principal
-) -> CommentPolicy | None:
-    """Comments may be switched off, by the key or by the request (M1.4)."""
-    refused = request.headers.get("X-No-Comments", "").strip().lower() in ("true", "1", "yes")
-    return policy if principal.comments and not refused else None
 
 
 async def _stream(
@@ -127,7 +117,7 @@ async def list_models(request: web.Request, *, others: bool) -> web.Response:
     gateway = request.app[GATEWAY]
     data = [_model(slug, owner, gateway.started) for slug, owner in gateway.router.slugs()]
     more = gateway.other_models if others else ()
-    return _json({"object": "list", "data": [*data, *more]})
+    return json_response({"object": "list", "data": [*data, *more]})
 
 
 async def get_model(request: web.Request, *, others: bool) -> web.Response:
@@ -137,17 +127,13 @@ async def get_model(request: web.Request, *, others: bool) -> web.Response:
     slug = request.match_info["slug"]
     for known, owner in gateway.router.slugs():
         if known == slug:
-            return _json(_model(slug, owner, gateway.started))
+            return json_response(_model(slug, owner, gateway.started))
     for other in gateway.other_models if others else ():
         if other["id"] == slug:
-            return _json({**other})
+            return json_response({**other})
     raise ModelNotFound(f"the model {slug!r} is not listed here", param="model")
 
 
 def _model(slug: str, owner: str, created: int) -> dict[str, Any]:
     # `name` is what OpenRouter's list has beside OpenAI's fields
     return {"id": slug, "object": "model", "created": created, "owned_by": owner, "name": slug}
-
-
-def _json(document: dict[str, Any]) -> web.Response:
-    return web.Response(body=dumps(document), content_type="application/json")

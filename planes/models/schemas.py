@@ -6,31 +6,16 @@ passed on as it came.
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
-import orjson
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    FailFast,
-    Field,
-    StrictBool,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictBool, StrictInt, StrictStr
 
-from planes.errors import InvalidJson
-from relay.errors import BadRequest
+from planes.json_bodies import checked, json_object
 from relay.money import estimate_prompt_tokens
 from relay.request import RelayRequest
 
 if TYPE_CHECKING:
     from encoders.translator import ReasoningField
-
-# It is encoded again for the upstream: deeper documents are no work for an encoder, nor any use.
-NESTING_MAX: Final = 200
 
 
 class StreamOptions(BaseModel):
@@ -70,15 +55,8 @@ def parse(
         InvalidJson: not a JSON document; with line and column.
         BadRequest: a field is missing or wrong; with `param`.
     """
-    document = _load(body)
-    if not isinstance(document, dict):
-        raise BadRequest("the request body must be a JSON object")
-    if _is_nested_deeper(document, NESTING_MAX):
-        raise BadRequest(f"the request body is nested more than {NESTING_MAX} levels deep")
-    try:
-        chat = ChatRequest.model_validate(document)
-    except ValidationError as error:
-        _refuse(error)
+    document = json_object(body)
+    chat = checked(ChatRequest, document)
     options = chat.stream_options
     return RelayRequest(
         request_id=request_id,
@@ -91,55 +69,3 @@ def parse(
         prompt_tokens=estimate_prompt_tokens(document),
         reasoning_field=reasoning_field,
     )
-
-
-def _load(body: bytes) -> Any:
-    if not body.strip():
-        raise InvalidJson("the request body is empty (line 1, column 1); it must be a JSON object")
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        try:  # lone surrogates are legal JSON that orjson does not take
-            return json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant)
-        except UnicodeDecodeError as stray:
-            start = body.rfind(b"\n", 0, stray.start) + 1
-            line, column = (
-                body.count(b"\n", 0, start) + 1,
-                len(body[start : stray.start].decode("utf-8", "replace")) + 1,
-            )
-            message = "a byte that is not UTF-8"
-        except (ValueError, RecursionError):
-            line, column, message = error.lineno, error.colno, error.msg
-        raise InvalidJson(
-            f"the request body is not valid JSON: {message} (line {line}, column {column})"
-        ) from None
-
-
-def _is_nested_deeper(document: Any, limit: int) -> bool:
-    level = [document]
-    for _ in range(limit):
-        level = [
-            child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return False
-    return True
-
-
-def _no_constant(word: str) -> NoReturn:
-    raise ValueError(word)
-
-
-def _refuse(error: ValidationError) -> NoReturn:
-    """Tell the first problem, in words that name the field."""
-    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    param = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "missing":
-        raise BadRequest(f"`{param}` is missing", param=param)
-    message = problem["msg"].replace("Input should be", "must be").replace("valid ", "")
-    if problem["type"] == "too_short":
-        message = "must have at least 1 item"
-    raise BadRequest(f"`{param}`: {message}", param=param)

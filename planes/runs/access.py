@@ -9,6 +9,7 @@ from aiohttp import web
 
 from planes.auth import InvalidKey, presented
 from planes.middleware import admit
+from relay.engines.base import Payer
 from relay.errors import RelayError
 from relay.runs.service import RunService
 
@@ -103,3 +104,13 @@ async def find_run(request: web.Request, principal: Principal) -> RunRow:
 def new_execution_id() -> str:
     """32 lower-case hex digits (W1.3)."""
     return secrets.token_hex(16)
+
+
+def made_workflow_id(execution_id: str) -> str:
+    """The workflow id of a run whose workflow is not a saved one."""
+    return f"wf_{execution_id[:24]}"
+
+
+def payer_of(principal: Principal) -> Payer:
+    """Who pays for what a caller begins."""
+    return Payer(org=principal.org, key_id=principal.key_id, trial=principal.trial)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
-
-from encoders.json_text import dumps
+from planes.json_bodies import json_response
 from planes.runs.access import RUNS, RunNotFound, admit_to_runs
 from relay.errors import RelayError
+from relay.runs.outlet import timestamp
 from relay.stores.runs import ENDED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from aiohttp import web
 
     from planes.auth import Principal
     from relay.stores.runs import RunRow
@@ -71,9 +69,9 @@ def document_of(row: RunRow) -> dict[str, Any]:
         "name": row.name,
         "source": row.source,
         "status": row.state,
-        "created_at": iso(row.created_at),
-        "updated_at": iso(row.updated_at),
-        "finished_at": iso(row.finished_at) if row.finished_at is not None else None,
+        "created_at": timestamp(row.created_at),
+        "updated_at": timestamp(row.updated_at),
+        "finished_at": timestamp(row.finished_at) if row.finished_at is not None else None,
         "position": row.head,
         "final_task_id": row.final_task_id,
         "execution_summary": row.summary,
@@ -86,17 +84,3 @@ def document_of(row: RunRow) -> dict[str, Any]:
         resume_url = f"/v1/workflows/executions/{row.execution_id}/resume"
         document["waits_for"] = {**row.waits_for, "resume_url": resume_url}
     return document
-
-
-def iso(at: float) -> str:
-    """Unix seconds as ISO 8601 in UTC."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def json_response(
-    document: dict[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
-) -> web.Response:
-    """Answer with one JSON document."""
-    return web.Response(
-        status=status, body=dumps(document), headers=headers, content_type="application/json"
-    )

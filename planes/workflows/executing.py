@@ -6,17 +6,19 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from planes.gateway import GATEWAY, RECORD
+from planes.json_bodies import json_response
 from planes.runs.access import (
     RUNS,
     InvalidWorkflow,
     RunNotFound,
     admit_to_runs,
+    made_workflow_id,
     new_execution_id,
+    payer_of,
 )
-from planes.runs.results import json_response
 from planes.runs.stream import RunStream
 from planes.workflows.schemas import read_asked, read_inputs
-from relay.engines.base import DocumentError, Payer
+from relay.engines.base import DocumentError
 from relay.runs.groups import NUMBERED, VERBATIM
 from relay.runs.service import Beginning
 
@@ -121,18 +123,17 @@ async def _asked(request: web.Request, principal: Principal) -> Beginning:
     source: Source
     execution_id = new_execution_id()
     workflow_id = request.match_info.get("workflow_id")
-    async with request.app[GATEWAY].inflight.interruptible():
-        if workflow_id is None:
-            asked = await read_asked(request)
-            document, inputs, source = asked.document, asked.inputs, "inline"
-            workflow_id = f"wf_{execution_id[:24]}"
-        else:
-            inputs = await read_inputs(request)
-            saved = await request.app[RUNS].store.get_workflow(principal.org, workflow_id)
-            if saved is None:
-                raise RunNotFound(f"there is no saved workflow {workflow_id!r}")
-            document, source = saved.document, "saved"
-        checked = await check(request, document, inputs)
+    if workflow_id is None:
+        asked = await read_asked(request)
+        document, inputs, source = asked.document, asked.inputs, "inline"
+        workflow_id = made_workflow_id(execution_id)
+    else:
+        inputs = await read_inputs(request)
+        saved = await request.app[RUNS].store.get_workflow(principal.org, workflow_id)
+        if saved is None:
+            raise RunNotFound(f"there is no saved workflow {workflow_id!r}")
+        document, source = saved.document, "saved"
+    checked = await check(request, document, inputs)
     return Beginning(
         execution_id=execution_id,
         workflow_id=workflow_id,
@@ -140,7 +141,7 @@ async def _asked(request: web.Request, principal: Principal) -> Beginning:
         document=document,
         inputs=inputs,
         source=source,
-        payer=Payer(org=principal.org, key_id=principal.key_id, trial=principal.trial),
+        payer=payer_of(principal),
         plane=PLANE,
         max_concurrent=principal.max_concurrent,
     )

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from planes.gateway import GATEWAY, RECORD
+from planes.json_bodies import json_response
 from planes.runs.access import RUNS, RunNotFound, admit_to_runs, find_run
-from planes.runs.results import document_of, json_response
+from planes.runs.results import document_of
 from planes.runs.stream import RunStream
 from planes.workflows.executing import wire_of
 from planes.workflows.schemas import read_answer
@@ -63,8 +64,7 @@ async def resume(request: web.Request) -> web.StreamResponse:
     with request.app[GATEWAY].inflight.request():
         principal = admit_to_runs(request)
         await find_run(request, principal)
-        async with request.app[GATEWAY].inflight.interruptible():
-            answer = await read_answer(request)
+        answer = await read_answer(request)
         runs = request.app[RUNS]
         # Not before the body was read: by then the run may wait for another answer.
         row = await find_run(request, principal)

@@ -7,11 +7,12 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from planes.gateway import GATEWAY
+from planes.json_bodies import json_response
 from planes.runs.access import RUNS, RunNotFound, admit_to_runs
-from planes.runs.results import iso, json_response
 from planes.workflows.executing import check
 from planes.workflows.schemas import read_asked
 from relay.errors import BadRequest
+from relay.runs.outlet import timestamp
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -33,9 +34,8 @@ async def put(request: web.Request) -> web.Response:
             )
         if workflow_id in RESERVED:
             raise BadRequest(f"the id {workflow_id!r} is reserved", param="workflow_id")
-        async with request.app[GATEWAY].inflight.interruptible():
-            asked = await read_asked(request)
-            checked = await check(request, asked.document, {})
+        asked = await read_asked(request)
+        checked = await check(request, asked.document, {})
         store = request.app[RUNS].store
         new = await store.put_workflow(
             principal.org,
@@ -80,6 +80,6 @@ def _document(saved: StoredWorkflow) -> dict[str, Any]:
         "id": saved.id,
         "object": "workflow",
         "name": saved.name,
-        "created_at": iso(saved.created_at),
-        "updated_at": iso(saved.updated_at),
+        "created_at": timestamp(saved.created_at),
+        "updated_at": timestamp(saved.updated_at),
     }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from planes.json_bodies import json_response
 from planes.runs.access import admit_to_runs
-from planes.runs.results import json_response
 from relay.engines.embedded.schema import document_schema
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from encoders.json_text import loads
-from planes.errors import InvalidJson
+from planes.json_bodies import json_object
 from planes.middleware import read_body
 from relay.errors import BadRequest
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 YAML_TYPES: Final = frozenset(
     {"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml", "text/vnd.yaml"}
 )
-_BODY_LIMIT_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,7 @@ async def read_asked(request: web.Request) -> Asked:
     Raises:
         BadRequest, InvalidJson, PayloadTooLarge, RequestTimeout.
     """
-    body = await read_body(request, limit_s=_BODY_LIMIT_S)
+    body = await read_body(request)
     if request.content_type in YAML_TYPES:
         return Asked(document=_text(body), inputs={})
     given = _object(body, known=("workflow", "inputs"))
@@ -55,13 +53,13 @@ async def read_asked(request: web.Request) -> Asked:
 
 async def read_inputs(request: web.Request) -> Mapping[str, Any]:
     """Read `{"inputs"?}`; an empty body is `{}`."""
-    body = await read_body(request, limit_s=_BODY_LIMIT_S)
+    body = await read_body(request)
     return _inputs(_object(body, known=("inputs",))) if body.strip() else {}
 
 
 async def read_answer(request: web.Request) -> Any:
     """Read `{"answer"}` (W2.3)."""
-    body = await read_body(request, limit_s=_BODY_LIMIT_S)
+    body = await read_body(request)
     given = _object(body, known=("answer",))
     if "answer" not in given:
         raise BadRequest("`answer` is missing", param="answer")
@@ -69,12 +67,7 @@ async def read_answer(request: web.Request) -> Any:
 
 
 def _object(body: bytes, *, known: Collection[str]) -> dict[str, Any]:
-    try:
-        given = loads(body)
-    except ValueError as error:
-        raise InvalidJson(f"the request body is not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise BadRequest("the request body must be a JSON object")
+    given = json_object(body)
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from relay.engines.base import Completed, Failed
 from relay.errors import GatewayDraining, GatewayShutdown
@@ -20,13 +20,13 @@ from relay.stores.base import StoreError
 from relay.stores.runs import JournalEvent, RunEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
     from relay.engines.base import Ending, Engine, Envelope, Usage
     from relay.inflight import InFlight
     from relay.runs.hub import Hub
-    from relay.stores.runs import RunState, RunStore
+    from relay.stores.runs import RunStore
 
 _log: Final = logging.getLogger("sluicegate.runs")
 _RETRY_S: Final = 0.5
@@ -187,12 +187,14 @@ class Run:
 
     async def _end(self, ending: Ending) -> None:
         batch = await self._outlet.close()
+        now = self._clock()
+        summary = summary_of(ending.summary, ending.usage, now - self.envelope.created_at)
         terminal = [
             JournalEvent(event_id=f"{self._generation}.{name}", name=name, frame=frame)
-            for name, frame in self._last_frames(ending)
+            for name, frame in self._last_frames(ending, summary)
         ]
         whole = replace(batch, events=[*batch.events, *terminal])
-        end = _row_end(ending, self._clock(), self._summary(ending))
+        end = row_end(ending, now, summary)
         first = await self._patiently(
             lambda: self._store.finish(self.execution_id, self._generation, whole, end)
         )
@@ -207,7 +209,7 @@ class Run:
         _log.info(
             "run %s of %s (%s): %s after %.1f s, %d tasks completed, %d failed",
             *(self.execution_id, self.envelope.payer.org, self.envelope.plane, end.state),
-            *(self._summary(ending)["duration_ms"] / 1000, *_counts(ending)),
+            *(summary["duration_ms"] / 1000, summary["completed"], summary["failed"]),
         )
 
     async def _patiently(self, write: Callable[[], Any]) -> int | None:
@@ -220,30 +222,22 @@ class Run:
             else:
                 return done
 
-    def _last_frames(self, ending: Ending) -> list[tuple[str, bytes]]:
+    def _last_frames(self, ending: Ending, summary: dict[str, Any]) -> list[tuple[str, bytes]]:
         made = [
             (name, self._outlet.made(name, data))
-            for name, data in last_events(ending, self.execution_id, self._summary(ending))
+            for name, data in last_events(ending, self.execution_id, summary)
         ]
         said = list(ending.verbatim)
         if said and said[-1][0] != made[-1][0]:  # the engine ended without its `workflow_result`
             said.append(made[-1])
         return said or made
 
-    def _summary(self, ending: Ending) -> dict[str, Any]:
-        duration_ms = max(0, round((self._clock() - self.envelope.created_at) * 1000))
-        return summary_of(ending.summary, ending.usage, duration_ms)
 
-
-def _counts(ending: Ending) -> tuple[int, int]:
-    return ending.summary.get("completed", 0), ending.summary.get("failed", 0)
-
-
-def summary_of(counts: Any, usage: Usage, duration_ms: int) -> dict[str, Any]:
+def summary_of(counts: Mapping[str, int], usage: Usage, took_s: float) -> dict[str, Any]:
     """Return an `execution_summary`."""
     return {
         **{name: counts.get(name, 0) for name in ("tasks", "completed", "failed", "skipped")},
-        "duration_ms": duration_ms,
+        "duration_ms": max(0, round(took_s * 1000)),
         "usage": usage.document(),
     }
 
@@ -261,10 +255,13 @@ def last_events(
         outcome = {"final_task_id": final, "execution_summary": summary}
         return [("workflow_completed", outcome), ("workflow_result", result)]
     if isinstance(ending, Failed):
-        error = error_of(ending)
-        status = "cancelled" if ending.code == "cancelled" else "failed"
-        return [("workflow_error", {"error": error}), ("workflow_result", {"status": status})]
+        outcome = {"error": error_of(ending)}
+        return [("workflow_error", outcome), ("workflow_result", {"status": _state(ending)})]
     return [("workflow_result", {"status": "yielded"})]
+
+
+def _state(failed: Failed) -> Literal["cancelled", "failed"]:
+    return "cancelled" if failed.code == "cancelled" else "failed"
 
 
 def error_of(failed: Failed) -> dict[str, Any]:
@@ -280,17 +277,20 @@ def result_url(execution_id: str, task_id: str) -> str:
     return f"/v1/workflows/results/{execution_id}/{task_id}"
 
 
-def _row_end(ending: Ending, at: float, summary: dict[str, Any]) -> RunEnd:
-    state: RunState
+def row_end(ending: Ending, at: float, summary: dict[str, Any]) -> RunEnd:
+    """What an ending makes of the run's row. `at`: Unix seconds."""
     if isinstance(ending, Completed):
         final = ending.final_task_id
         return RunEnd(
             state="completed", at=at, final_task_id=final, summary=summary, usage=summary["usage"]
         )
     if isinstance(ending, Failed):
-        state = "cancelled" if ending.code == "cancelled" else "failed"
         return RunEnd(
-            state=state, at=at, error=error_of(ending), summary=summary, usage=summary["usage"]
+            state=_state(ending),
+            at=at,
+            error=error_of(ending),
+            summary=summary,
+            usage=summary["usage"],
         )
     waits = {"task_id": ending.task_id, "prompt": ending.prompt, "schema": ending.schema}
     return RunEnd(state="yielded", at=at, summary=summary, usage=summary["usage"], waits_for=waits)

@@ -9,8 +9,8 @@ from relay.engines.base import Envelope, Failed, Payer, Usage
 from relay.engines.past import past_of
 from relay.runs.lane import TASK
 from relay.runs.outlet import frame_of
-from relay.runs.run import error_of, last_events, summary_of
-from relay.stores.runs import Batch, JournalEvent, RunEnd
+from relay.runs.run import last_events, row_end, summary_of
+from relay.stores.runs import Batch, JournalEvent
 
 if TYPE_CHECKING:
     from relay.engines.base import Engine
@@ -69,7 +69,7 @@ async def envelope_of(store: RunStore, row: RunRow) -> Envelope:
 
 async def end_row(store: RunStore, row: RunRow, failed: Failed, now: float) -> None:
     """End a run that nobody works on; nothing if another was faster."""
-    summary = summary_of(row.summary or {}, Usage(), max(0, round((now - row.created_at) * 1000)))
+    summary = summary_of(row.summary or {}, Usage(), now - row.created_at)
     if row.usage:
         summary["usage"] = row.usage
     events = [
@@ -87,12 +87,6 @@ async def end_row(store: RunStore, row: RunRow, failed: Failed, now: float) -> N
         )
         for name, data in last_events(failed, row.execution_id, summary)
     ]
-    end = RunEnd(
-        state="cancelled" if failed.code == "cancelled" else "failed",
-        at=now,
-        error=error_of(failed),
-        summary=summary,
-        usage=summary["usage"],
-    )
+    end = row_end(failed, now, summary)
     generation = None if row.state == "yielded" else row.generation
     await store.finish(row.execution_id, generation, Batch(events=events), end)

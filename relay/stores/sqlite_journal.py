@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from encoders.json_text import dumps
+from encoders.workflow import TEXT_ENDS
 from relay.stores.base import StoreError
 from relay.stores.runs import JournalPage, StoredEvent, StoredText
 from relay.stores.sqlite_rows import text
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from relay.stores.runs import Batch, JournalEvent, TextPiece
 
 _STARTS: Final = "streaming_started"
-_ENDS: Final = frozenset({_STARTS, "streaming_completed", "task_completed", "task_error"})
+_ENDS: Final = TEXT_ENDS | {_STARTS}
 
 
 class Journal(NamedTuple):

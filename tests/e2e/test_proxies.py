@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import yaml
 
-from planes.models.routes import _BODY_LIMIT_S
+from planes.middleware import BODY_LIMIT_S
 from planes.runner import _KEEPALIVE_S
 from planes.settings.root import Settings
 from tests.support.checks import HANG_UP_BOUND_S, ask, until
@@ -357,7 +357,7 @@ def test_traefik_waits_and_lets_idle_connections_go_first() -> None:
     static = yaml.safe_load(block("yaml", "# traefik.yml"))
     limits = static["entryPoints"]["web"]["transport"]["respondingTimeouts"]
     assert limits["writeTimeout"] == "0s"  # that is none; a limit would be one for the whole stream
-    assert seconds(limits["readTimeout"]) >= _BODY_LIMIT_S
+    assert seconds(limits["readTimeout"]) >= BODY_LIMIT_S
     routes = yaml.safe_load(block("yaml", "# sluicegate.yml"))
     timeouts = routes["http"]["serversTransports"]["sluicegate"]["forwardingTimeouts"]
     assert timeouts["responseHeaderTimeout"] == "0s"

@@ -12,6 +12,8 @@ from relay.engines.base import Completed, Failed
 from relay.inflight import InFlight
 from relay.runs.follower import Follower
 from relay.runs.groups import NUMBERED, PLACED, VERBATIM
+from relay.runs.service import RunsFull
+from relay.runs.takeover import ATTEMPTS_MAX
 from tests.support.running import ListSink, ScriptedEngine, beginning, done, service_over
 
 if TYPE_CHECKING:
@@ -354,3 +356,51 @@ async def test_w2_2_a_text_is_not_sent_again_when_its_run_is_lost_to_another(
         "streaming_started", "token", "task_error", "streaming_started", "token",
         "workflow_completed", "workflow_result",
     ]  # fmt: skip
+
+
+async def test_a_process_works_on_so_many_runs_and_no_more(tmp_path: Path) -> None:
+    """W1: the next one is refused, and nothing of it is stored."""
+    go = asyncio.Event()
+
+    async def wait(envelope: Envelope, outlet: Outlet) -> Ending:
+        await go.wait()
+        return Completed(final_task_id=None, summary={})
+
+    async with service_over(tmp_path / "s.db", ScriptedEngine(wait), runs_max=1) as service:
+        first, _ = await begun(service, ListSink())
+        refused = beginning()
+        with pytest.raises(RunsFull, match="all 1 runs") as full:
+            await service.begin(refused, lambda _: None)
+        assert (full.value.status, full.value.code) == (503, "overloaded")
+        assert await service.store.get_run(refused.execution_id) is None
+        go.set()
+        await asyncio.wait_for(first.ended.wait(), 10)
+        await begun(service, ListSink())
+
+
+async def test_w2_5_a_run_that_kills_every_process_ends_as_an_orphan(tmp_path: Path) -> None:
+    claims: list[str] = []
+
+    async def lost(envelope: Envelope, outlet: Outlet) -> Ending:
+        claims.append(envelope.execution_id)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    engine, path, start = ScriptedEngine(lost), tmp_path / "s.db", beginning()
+    async with service_over(path, engine) as service:
+        await service.begin(start, lambda _: None)
+    for n in range(ATTEMPTS_MAX):
+        async with service_over(path, engine, owner=f"worker_{n}") as service:
+            async with asyncio.timeout(10):
+                while not service.running and not await _has_ended(service, start.execution_id):
+                    await asyncio.sleep(0.01)
+    async with service_over(path, engine) as service:
+        row = await service.store.get_run(start.execution_id)
+        assert row is not None
+        assert (row.state, row.error["code"]) == ("failed", "orphaned")
+    assert len(claims) == ATTEMPTS_MAX
+
+
+async def _has_ended(service: RunService, execution_id: str) -> bool:
+    row = await service.store.get_run(execution_id)
+    return row is not None and row.state == "failed"

@@ -15,9 +15,10 @@ from yarl import URL
 
 from encoders.json_text import dumps, loads
 from encoders.usage import token_count
+from encoders.workflow import TEXT_ENDS
 from relay.engines.base import Completed, Failed, Usage, Yielded
 from relay.engines.embedded.schemas import AnswerSchema, SchemaFault
-from relay.ordering import LAST_WORDS, STARTED, TASK_ENDS, YIELDED, EngineFrame, Offer
+from relay.ordering import LAST_WORDS, STARTED, YIELDED, EngineFrame, Offer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 SHAPES: Final = ("openai", "anthropic", "gemini", "token")
 TOKEN: Final = "token"
-_ABOUT_TASKS: Final = TASK_ENDS | {STARTED}
+_ABOUT_TASKS: Final = TEXT_ENDS | {STARTED}
 _NAME_BYTES_MAX: Final = 200
 _LOOKED_INTO_MAX: Final = 64 * 1024
 _TASK_ID_MAX: Final = 512
