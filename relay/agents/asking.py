@@ -152,6 +152,8 @@ class Asker:
         try:
             await exchange.stream(text, None)
         except RelayError as refused:
+            if isinstance(refused, GatewayShutdown):
+                sink.interrupted(_used(record))
             raise _failure(refused, record) from None
         except asyncio.CancelledError:
             sink.interrupted(_used(record))
@@ -159,6 +161,8 @@ class Asker:
         finally:
             self._ended(record)
         error = record.error or text.failure
+        if isinstance(error, GatewayShutdown):
+            sink.interrupted(_used(record))
         if isinstance(error, RelayError):
             raise _failure(error, record)
         if error is not None:

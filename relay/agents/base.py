@@ -59,8 +59,8 @@ class AgentSink(Protocol):
         """Wait until more may come."""
 
     def interrupted(self, usage: Usage) -> None:
-        """The call is being cancelled; so much was used, which no reply will tell. May be called
-        more than once: each tells of more.
+        """The call is being cancelled, or the gateway stops; so much was used, which no reply will
+        tell. May be called more than once: each tells of more.
         """
 
     def step(self, name: str, data: Mapping[str, Any]) -> None:

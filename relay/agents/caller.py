@@ -21,7 +21,7 @@ from relay.agents.base import AgentError, AgentReply
 from relay.agents.spec import opening, relay_request, request_fields
 from relay.agents.tools import spoken
 from relay.engines.base import Usage
-from relay.errors import ModelNotFound
+from relay.errors import GatewayShutdown, ModelNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -157,7 +157,7 @@ class _Conversation:
         """
         try:
             return await self._talk()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GatewayShutdown):
             self._sink.interrupted(self._usage)
             raise
 

@@ -107,8 +107,12 @@ class Outlet(Protocol):
             Whether more may be said at once; if not, await `ready` first.
         """
 
-    def came_to(self, summary: Mapping[str, Any], usage: Usage) -> None:
-        """Say what a run that is being cancelled came to: it has no `Ending` that could tell."""
+    def came_to(self, summary: Mapping[str, Any], usage: Usage, *, unsaid: Usage) -> None:
+        """Say what a run came to whose engine is being stopped: it has no `Ending` to tell.
+
+        Args:
+            unsaid: the part of `usage` that stands in no step; kept for who takes the run up.
+        """
 
     async def ready(self) -> None:
         """Wait until the journal has caught up (not the clients)."""
@@ -131,6 +135,14 @@ class Usage:
             completion_tokens=self.completion_tokens + other.completion_tokens,
             cost_micro_usd=self.cost_micro_usd + other.cost_micro_usd,
         )
+
+    def step(self) -> dict[str, int]:
+        """As it stands in steps."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "cost_micro_usd": self.cost_micro_usd,
+        }
 
     def document(self) -> dict[str, int]:
         """As it stands in events and results."""

@@ -37,7 +37,8 @@ class RunOutlet:
         lost: called once, when the run turns out to be somebody else's.
 
     Attributes:
-        summary, usage: what a cancelled run came to (`came_to`).
+        summary, usage: what a run came to whose engine was stopped (`came_to`). unsaid: a step of
+            what no other step tells of that usage.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class RunOutlet:
         self._lost = lost
         self.summary: Mapping[str, Any] = {}
         self.usage = Usage()
+        self.unsaid: Mapping[str, Any] = {}
         self._lane = Lane(generation)
         self._work = asyncio.Event()
         self._moved = asyncio.Event()  # set and replaced whenever the store has caught up a bit
@@ -97,8 +99,10 @@ class RunOutlet:
             self._work.set()
         return not self._lane.full
 
-    def came_to(self, summary: Mapping[str, Any], usage: Usage) -> None:
+    def came_to(self, summary: Mapping[str, Any], usage: Usage, *, unsaid: Usage) -> None:
         self.summary, self.usage = summary, usage
+        if unsaid != Usage():
+            self.unsaid = {f"unsaid/{self._generation}": {"usage": unsaid.step()}}
 
     async def ready(self) -> None:
         while self._lane.full and not self._closed:

@@ -12,7 +12,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from relay.engines.base import Completed, Failed
+from relay.engines.base import Completed, Failed, Yielded
 from relay.errors import GatewayDraining, GatewayShutdown
 from relay.runs.lane import CommittedFrame
 from relay.runs.outlet import RunOutlet
@@ -20,7 +20,7 @@ from relay.stores.base import StoreError
 from relay.stores.runs import JournalEvent, RunEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from contextlib import AbstractContextManager
 
     from relay.engines.base import Ending, Engine, Envelope, Usage
@@ -38,7 +38,7 @@ class Run:
     Args:
         hub: where it becomes visible; closed with the leg.
         generation: under which this process owns it. slot: held for the length of the leg.
-        clock: Unix seconds.
+        clock: Unix seconds. waits: told the id of a run that yielded, before `ended` is set.
 
     Attributes:
         ended: set when nothing more happens here. ending: how it ended, None if it goes on
@@ -56,6 +56,7 @@ class Run:
         *,
         generation: int,
         clock: Callable[[], float],
+        waits: Callable[[str], Awaitable[None]],
     ) -> None:
         self.envelope = envelope
         self.hub = hub
@@ -67,6 +68,7 @@ class Run:
         self._slot = slot
         self._generation = generation
         self._clock = clock
+        self._waits = waits
         self._cancelled = self._lost = self._closing = False
         self._task: asyncio.Task[None] | None = None
         self._work: asyncio.Task[Ending] | None = None
@@ -138,7 +140,9 @@ class Run:
             self._outlet.abandon()
         elif ending is not None:
             await self._end(ending)
-            if self._cancelled:
+            if isinstance(ending, Yielded):
+                await self._patiently(lambda: self._waits(self.execution_id))
+            elif self._cancelled:
                 await self._engine.cancelled(self.execution_id)
         else:
             await self._give_up()
@@ -173,12 +177,16 @@ class Run:
             raise bug
         _log.error("the engine failed in run %s", self.execution_id, exc_info=bug)
         return Failed(
-            code="engine_error", message="the engine failed; the gateway's operator can see why"
+            code="engine_error",
+            message="the engine failed; the gateway's operator can see why",
+            summary=self._outlet.summary,
+            usage=self._outlet.usage,
         )
 
     async def _give_up(self) -> None:
         """Make durable what was said; the row is given up by the service."""
         batch = await self._outlet.close()
+        batch = replace(batch, steps={**batch.steps, **self._outlet.unsaid})
         first = await self._patiently(
             lambda: self._store.append(self.execution_id, self._generation, batch)
         )

@@ -306,6 +306,7 @@ class RunService:
             slot,
             generation=generation,
             clock=self._clock,
+            waits=self._end_if_cancelled,
         )
         self._runs[envelope.execution_id] = run
         run.on_end(lambda: self._runs.pop(envelope.execution_id, None))
@@ -326,11 +327,15 @@ class RunService:
         if run is not None:
             run.cancel()
             await run.ended.wait()
-            asked = await self.store.get_run(row.execution_id) or asked
-        if asked.state == "yielded":  # also one that began to wait just then
-            await end_row(self.store, asked, CANCELLED, self._clock())
-            await self._engines[asked.plane].cancelled(asked.execution_id)
+        await self._end_if_cancelled(row.execution_id)  # it may have begun to wait just then
         return await self.store.get_run(row.execution_id)
+
+    async def _end_if_cancelled(self, execution_id: str) -> None:
+        """End a run that waits if its end was asked for, before or after it began to wait."""
+        row = await self.store.get_run(execution_id)
+        if row is not None and row.state == "yielded" and row.cancel_requested:
+            await end_row(self.store, row, CANCELLED, self._clock())
+            await self._engines[row.plane].cancelled(execution_id)
 
     # -- runs that nobody works on ---------------------------------------------------------------
 

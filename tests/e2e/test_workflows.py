@@ -232,7 +232,7 @@ async def test_a_failed_task_ends_the_run_or_not(flow: Flows) -> None:
 
 async def test_w1_3_results_are_there_at_once(flow: Flows) -> None:
     """The GET leaves in the call that read `workflow_result`."""
-    for _ in range(50):
+    for _ in range(200):
         asked = {"workflow": document(task("t1"))}
         async with flow.http.post(f"{BASE}/execute-stream", json=asked) as response:
             run = response.headers["x-execution-id"]

@@ -58,7 +58,7 @@ class KeepingOutlet:
     async def ready(self) -> None:
         await self._room.wait()
 
-    def came_to(self, summary: Mapping[str, Any], usage: Usage) -> None:
+    def came_to(self, summary: Mapping[str, Any], usage: Usage, *, unsaid: Usage) -> None:
         self.left = (summary, usage)
 
     async def settled(self) -> None:

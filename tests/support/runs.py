@@ -159,7 +159,7 @@ class RecordingOutlet:
         self.waits += 1
         await asyncio.sleep(0)
 
-    def came_to(self, summary: Mapping[str, Any], usage: Usage) -> None:
+    def came_to(self, summary: Mapping[str, Any], usage: Usage, *, unsaid: Usage) -> None:
         self.left = (summary, usage)
 
     async def settled(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OTHER_KEY: Final = "ozk_other_0123456789abcdef"
 PLAIN_KEY: Final = "sk_plain_0123456789abcdef"
 BASE: Final = "/v1/workflows"
-AGENTS: Final = ("one-agent", "a", "b", "slow", "bad")
+AGENTS: Final = ("one-agent", "a", "b", "c", "planner", "slow", "bad")
 
 
 class Flows:
@@ -114,7 +114,10 @@ async def flows(
             {"key": PLAIN_KEY, "org": "test"},
         ]
         agents = {name: {"model": f"m/{name}"} for name in AGENTS}
-        settings = config_for(up, models=models, agents=agents, **{"keys": keys, **config})
+        made_of: dict[str, Any] = {"models": models, "agents": agents, "keys": keys}
+        for name in ("models", "agents"):
+            config[name] = made_of[name] | config.get(name, {})
+        settings = config_for(up, **{**made_of, **config})
         gateway = await stack.enter_async_context(GatewayProcess(settings, workdir=workdir))
         made = Flows(up, gateway)
         stack.push_async_callback(made.http.close)

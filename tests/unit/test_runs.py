@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from encoders.json_text import loads
-from relay.engines.base import Completed, Failed
+from relay.engines.base import Completed, Failed, Yielded
 from relay.inflight import InFlight
 from relay.runs.follower import Follower
 from relay.runs.groups import NUMBERED, PLACED, VERBATIM
@@ -224,6 +224,29 @@ async def test_a_cancel_ends_it_once(tmp_path: Path) -> None:
         assert sink.names == ["workflow_started", "workflow_error", "workflow_result"]
         assert loads(sink.events[1].data)["data"]["error"]["code"] == "cancelled"
         assert engine.told == [run.execution_id]
+
+
+async def test_a_cancel_that_comes_as_the_run_begins_to_wait_ends_it(tmp_path: Path) -> None:
+    """The engine has returned; the row does not say yet that the run waits."""
+
+    async def asks(envelope: Envelope, outlet: Outlet) -> Ending:
+        row = await service.store.request_cancel(envelope.execution_id, 1.0)  # by another process
+        assert row is not None
+        outlet.emit("workflow_yielded", {"task_id": "ask", "prompt": "?", "resume_url": "/"})
+        return Yielded(task_id="ask", prompt="?")
+
+    async with service_over(tmp_path / "s.db", ScriptedEngine(asks)) as service:
+        run, follower = await begun(service, ListSink())
+        await asyncio.wait_for(follower.serve(), 10)
+        await asyncio.wait_for(run.ended.wait(), 10)
+        row = await service.store.get_run(run.execution_id)
+        assert row is not None
+        assert row.state == "cancelled"
+        sink = ListSink()
+        await asyncio.wait_for(attach(service, run.execution_id, sink).serve(), 10)
+        assert sink.names == [
+            "workflow_yielded", "workflow_result", "workflow_error", "workflow_result",
+        ]  # fmt: skip
 
 
 async def test_a_stuck_follower_is_reset_and_costs_nobody_else(tmp_path: Path) -> None:

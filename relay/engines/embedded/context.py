@@ -7,13 +7,14 @@ import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders.json_text import dumps
+from relay.engines.base import Usage
 from relay.engines.embedded.memory import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from relay.agents.base import AgentCaller
-    from relay.engines.base import Envelope, Outlet, Usage
+    from relay.engines.base import Envelope, Outlet
     from relay.engines.embedded.document import Task
     from relay.engines.embedded.lives import Job, Life, OnError
     from relay.engines.embedded.places import Places
@@ -63,9 +64,9 @@ class Run:
         """Seconds on the clock of the loop."""
         return self._clock()
 
-    def spent(self) -> Usage:
-        """What the run has used, attempts that are open included."""
-        return sum((life.usage for life in self.running.values()), self.memory.usage)
+    def unsaid(self) -> Usage:
+        """What attempts that are open have used; it stands in no step yet."""
+        return sum((life.usage for life in self.running.values()), Usage())
 
     def count_items(self, batch: str, items: int) -> int:
         """Note how many items a batch has, in each attempt; return those of all batches."""

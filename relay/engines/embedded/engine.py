@@ -120,8 +120,9 @@ class EmbeddedEngine:
 
         try:
             await run_group([work(), run.beat(self._heartbeat_s, ended)])
-        except asyncio.CancelledError:
-            outlet.came_to(run.memory.summary(), run.spent())
+        except BaseException:
+            unsaid = run.unsaid()
+            outlet.came_to(run.memory.summary(), run.memory.usage + unsaid, unsaid=unsaid)
             raise
         return endings[0]
 

@@ -24,7 +24,6 @@ from relay.engines.embedded.failures import (
     task_error,
 )
 from relay.engines.embedded.group import Guard
-from relay.engines.embedded.memory import usage_step
 from relay.engines.embedded.takeover import end_open, interrupt
 
 if TYPE_CHECKING:
@@ -251,7 +250,7 @@ class Life:
         step = {
             "status": "completed",
             "output": output,
-            "usage": usage_step(self.usage),
+            "usage": self.usage.step(),
             "final": self.final,
         }
         del self.run.running[self.task_id]
@@ -274,7 +273,7 @@ class Life:
 
     def _retry(self, error: TaskFailed) -> None:
         end_open(self.run, stopped_by(error), self)
-        step = {"code": error.code, "epoch": self._outer_epoch, "usage": usage_step(self.usage)}
+        step = {"code": error.code, "epoch": self._outer_epoch, "usage": self.usage.step()}
         key = f"attempt/{self.task_id}/{self.attempt}"
         self._end(self._told(error), will_retry=True, steps={key: step})
 
@@ -291,7 +290,7 @@ class Life:
         Args:
             told: what the event says of the error.
         """
-        step = {**failed_step(error, self.attempt), "usage": usage_step(self.usage)}
+        step = {**failed_step(error, self.attempt), "usage": self.usage.step()}
         key = f"failed/{self.task_id}/{self._outer_epoch}"
         self._end(told or error.error(), will_retry=False, steps={key: step})
 

@@ -9,6 +9,7 @@ run was cut. Keys:
     branch/<id>          which branch a condition took
     plan/<id>            what a dynamic's planner proposed
     judgment/<id>        a debate's judgment
+    unsaid/<generation>  what calls used that were open when a process gave the run up
 
 An *epoch* counts the retries of everything that a task is in: a container that is retried runs what
 failed in it again, and nothing that completed. An interruption (the process died) is no retry.
@@ -148,12 +149,3 @@ def usage_of(step: Mapping[str, Any]) -> Usage:
         completion_tokens=used.get("completion_tokens", 0),
         cost_micro_usd=used.get("cost_micro_usd", 0),
     )
-
-
-def usage_step(usage: Usage) -> dict[str, int]:
-    """The other way."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "cost_micro_usd": usage.cost_micro_usd,
-    }

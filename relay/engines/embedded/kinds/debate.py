@@ -11,7 +11,6 @@ from relay.engines.embedded.children import run_job
 from relay.engines.embedded.context import measured
 from relay.engines.embedded.failures import Outcome, TaskFailed
 from relay.engines.embedded.lives import Job
-from relay.engines.embedded.memory import usage_step
 
 if TYPE_CHECKING:
     from relay.engines.embedded.document import Debate
@@ -76,7 +75,7 @@ async def _judgment(task: Debate, prompt: str, life: Life) -> str:
     step = life.run.memory.step(key)
     if step is None:
         reply = await ask(life, task.judge, prompt)
-        step = {"text": reply.text, "usage": usage_step(life.usage), "final": life.final}
+        step = {"text": reply.text, "usage": life.usage.step(), "final": life.final}
         life.usage = Usage()  # in the step from now on
         preview = measured(reply.text)[1]
         life.say("debate_judgment", judge=task.judge, output_preview=preview, steps={key: step})

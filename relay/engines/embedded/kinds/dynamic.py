@@ -18,7 +18,6 @@ from relay.engines.embedded.children import (
 )
 from relay.engines.embedded.failures import Paused, TaskFailed
 from relay.engines.embedded.lives import Job
-from relay.engines.embedded.memory import usage_step
 
 if TYPE_CHECKING:
     from relay.engines.embedded.document import Dynamic
@@ -86,7 +85,7 @@ async def _planned(task: Dynamic, scope: Scope, life: Life) -> list[dict[str, st
             planned = plan(reply.text, agents=task.agents, max_tasks=task.max_tasks)
         except Unreadable as error:
             raise life.failure("invalid_plan", str(error), retryable=True) from None
-        step = {"tasks": planned, "usage": usage_step(life.usage)}
+        step = {"tasks": planned, "usage": life.usage.step()}
         life.usage, life.final = Usage(), None  # in the step from now on
         task_ids = [f"{life.task_id}.{entry['id']}" for entry in planned]
         life.say("dynamic_generated", task_ids=task_ids, steps={key: step})
