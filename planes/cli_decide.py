@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from planes.cli_common import FAILED, OK, USAGE, Commands, add_command, add_config
-from planes.cli_gateway import HOW, add_gateway, gateway_of, wrong
+from planes.cli_gateway import HOW, add_gateway, gateway_of, no_connection, unreadable
 
 _ANSWER_S = 150.0
 _MUTATIONS = frozenset({"start", "append_text", "append_items", "append_attachments", "replace"})
@@ -69,7 +69,8 @@ def run(options: argparse.Namespace) -> int:
             return asyncio.run(_decide(options, url, key, data))
         return asyncio.run(_stream(options, url, key, messages))
     except (OSError, TimeoutError) as error:
-        print(f"sluicegate: {url}: {error or 'no answer in time'}", file=sys.stderr)
+        why = "no answer in time" if isinstance(error, TimeoutError) else no_connection(error)
+        print(f"sluicegate: {url}: {why}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return FAILED
@@ -79,7 +80,7 @@ def _read(options: argparse.Namespace) -> bytes:
     try:
         return sys.stdin.buffer.read() if options.file == "-" else Path(options.file).read_bytes()
     except OSError as error:
-        wrong(options, f"{options.file}: {error.strerror}")
+        unreadable(options.file, error)
 
 
 def _messages(data: bytes, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -122,7 +123,7 @@ async def _decide(options: argparse.Namespace, url: str, key: str, data: bytes) 
             sys.stdout.buffer.write(await reply.read() + b"\n")
             return OK
     except aiohttp.ClientError as error:
-        raise OSError(str(error)) from error
+        raise OSError(no_connection(error)) from error
 
 
 async def _print_events(pieces: AsyncIterator[bytes]) -> int:
@@ -226,7 +227,7 @@ async def _stream(
     except InvalidStatus as refused:
         return _refused(refused.response.status_code, bytes(refused.response.body or b""))
     except InvalidHandshake as error:
-        raise OSError(str(error)) from error
+        raise OSError(no_connection(error)) from error
 
 
 async def _converse(
