@@ -139,7 +139,9 @@ def _refused(status: int, body: bytes) -> int:
     try:
         envelope = json.loads(body)
         error = envelope["error"]
-        told = f"{status} {error['code']}: {error['message']} (request {envelope['request_id']})"
+        told = f"{status} {error['code']}: {error['message']}"
+        if "request_id" in envelope:  # not from what is no decision plane
+            told += f" (request {envelope['request_id']})"
     except (ValueError, KeyError, TypeError):
         told = f"HTTP {status}"
     print(f"sluicegate: {told}", file=sys.stderr)
