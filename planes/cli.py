@@ -129,6 +129,8 @@ def _models(options: argparse.Namespace) -> int:
     for slug, model in settings.models.items():
         names = [f"{c.provider}/{c.model}{_off(off[c.provider])}" for c in model.candidates]
         rows.append((slug, ", ".join(names)))
+    if not settings.models:
+        rows.append(("none", "<provider>/<model> names any model of a provider that is on"))
     rows.extend([("", ""), ("PROVIDER", "STATE")])
     rows.extend((name, f"off: {why}" if why else "on") for name, why in off.items())
     width = max(len(first) for first, _ in rows)

@@ -40,7 +40,8 @@ def add_commands(commands: Commands) -> None:
         commands,
         "stream",
         "Open a decision stream on a running gateway: FILE has one message on each line, the "
-        "frames that\ncome are printed with their time.\n\nA message is sent when the one before "
+        "frames that\ncome are printed with their time. FILE is read to its end before anything is "
+        "sent.\n\nA message is sent when the one before "
         "is answered, a `decide` when its decision is there. An\n`event_id` or `state_version` "
         "that is left out is the next one. Pings are answered. Exit code 1 if\na message is "
         f"refused, a decide fails or the gateway ends the stream.\n\n{HOW}",
