@@ -51,6 +51,9 @@ def loads(data: bytes) -> Any:
         value = _DECODER.decode(text)
     except MalformedJson:
         raise
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise MalformedJson(f"an error at {place}") from None
     except (ValueError, RecursionError):
         raise MalformedJson("not JSON") from None
     if _SURROGATE.search(data) is not None:

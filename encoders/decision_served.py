@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from encoders.decision_attachments import check_media
 from encoders.decision_errors import error
@@ -27,6 +27,9 @@ class Subject:
     model: str
     questions: Mapping[str, Any]
     attachments: tuple[Attachment, ...]
+
+
+_NAMED: Final = 20  # models in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,10 @@ def check_served(subject: Subject, served: Served) -> DecisionError | None:
     """Return why a decide is refused before a backend is asked, or None."""
     limits = served.models.get(subject.model)
     if limits is None:
-        return error("model_not_found", "there is no such decision model", param="model")
+        known = ", ".join(sorted(served.models)[:_NAMED])
+        return error(
+            "model_not_found", f"there is no such decision model; there are: {known}", param="model"
+        )
     if len(subject.questions) > limits.questions:
         return error(
             "questions_too_large",

@@ -124,6 +124,8 @@ def _mount(app: web.Application, gateway: Gateway, decisions: DecisionPlane | No
         app[DECISION] = decisions
         gateway.other_models = decisions.models(gateway.started)
         decision_routes.add_routes(app)
+    else:
+        decision_routes.add_off_routes(app)
 
 
 async def _name_the_server(_: web.Request, response: web.StreamResponse) -> None:

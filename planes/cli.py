@@ -129,6 +129,8 @@ def _models(options: argparse.Namespace) -> int:
     for slug, model in settings.models.items():
         names = [f"{c.provider}/{c.model}{_off(off[c.provider])}" for c in model.candidates]
         rows.append((slug, ", ".join(names)))
+    if not settings.models:
+        rows.append(("none", "<provider>/<model> names any model of a provider that is on"))
     rows.extend([("", ""), ("PROVIDER", "STATE")])
     rows.extend((name, f"off: {why}" if why else "on") for name, why in off.items())
     width = max(len(first) for first, _ in rows)
@@ -158,7 +160,8 @@ def _models_document(settings: Settings, off: dict[str, str | None]) -> dict[str
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sluicegate",
-        description="A self-hosted streaming gateway: OpenAI-compatible chat completions.",
+        description="A self-hosted streaming gateway: chat completions, workflows, agents and "
+        "decisions.",
         epilog="""\
 examples:
   sluicegate serve                          with ./sluicegate.yaml, or built-in defaults
@@ -196,8 +199,7 @@ def _add_commands(commands: Commands) -> None:
         "check",
         "Check a configuration: every problem with its line (exit 1), or what is off or not "
         "served yet,\nthen `ok` (exit 0). Nothing is started; ${ENV} is taken from the "
-        "environment.\n\nThe configuration is FILE, which is the same as --config FILE. Without "
-        f"either:\n{WHERE}",
+        f"environment.\n\nFILE is the same as --config FILE. {WHERE}",
         """\
   sluicegate check
   sluicegate check sluicegate.yaml

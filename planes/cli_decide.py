@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from planes.cli_common import FAILED, OK, USAGE, Commands, add_command, add_config
-from planes.cli_gateway import HOW, add_gateway, gateway_of, wrong
+from planes.cli_gateway import HOW, add_gateway, gateway_of, no_connection, unreadable
 
 _ANSWER_S = 150.0
 _MUTATIONS = frozenset({"start", "append_text", "append_items", "append_attachments", "replace"})
@@ -40,7 +40,8 @@ def add_commands(commands: Commands) -> None:
         commands,
         "stream",
         "Open a decision stream on a running gateway: FILE has one message on each line, the "
-        "frames that\ncome are printed with their time.\n\nA message is sent when the one before "
+        "frames that\ncome are printed with their time. FILE is read to its end before anything is "
+        "sent.\n\nA message is sent when the one before "
         "is answered, a `decide` when its decision is there. An\n`event_id` or `state_version` "
         "that is left out is the next one. Pings are answered. Exit code 1 if\na message is "
         f"refused, a decide fails or the gateway ends the stream.\n\n{HOW}",
@@ -69,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
             return asyncio.run(_decide(options, url, key, data))
         return asyncio.run(_stream(options, url, key, messages))
     except (OSError, TimeoutError) as error:
-        print(f"sluicegate: {url}: {error or 'no answer in time'}", file=sys.stderr)
+        why = "no answer in time" if isinstance(error, TimeoutError) else no_connection(error)
+        print(f"sluicegate: {url}: {why}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return FAILED
@@ -79,7 +81,7 @@ def _read(options: argparse.Namespace) -> bytes:
     try:
         return sys.stdin.buffer.read() if options.file == "-" else Path(options.file).read_bytes()
     except OSError as error:
-        wrong(options, f"{options.file}: {error.strerror}")
+        unreadable(options.file, error)
 
 
 def _messages(data: bytes, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -122,7 +124,7 @@ async def _decide(options: argparse.Namespace, url: str, key: str, data: bytes) 
             sys.stdout.buffer.write(await reply.read() + b"\n")
             return OK
     except aiohttp.ClientError as error:
-        raise OSError(str(error)) from error
+        raise OSError(no_connection(error)) from error
 
 
 async def _print_events(pieces: AsyncIterator[bytes]) -> int:
@@ -138,7 +140,9 @@ def _refused(status: int, body: bytes) -> int:
     try:
         envelope = json.loads(body)
         error = envelope["error"]
-        told = f"{status} {error['code']}: {error['message']} (request {envelope['request_id']})"
+        told = f"{status} {error['code']}: {error['message']}"
+        if "request_id" in envelope:  # not from what is no decision plane
+            told += f" (request {envelope['request_id']})"
     except (ValueError, KeyError, TypeError):
         told = f"HTTP {status}"
     print(f"sluicegate: {told}", file=sys.stderr)
@@ -226,7 +230,7 @@ async def _stream(
     except InvalidStatus as refused:
         return _refused(refused.response.status_code, bytes(refused.response.body or b""))
     except InvalidHandshake as error:
-        raise OSError(str(error)) from error
+        raise OSError(no_connection(error)) from error
 
 
 async def _converse(

@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import ssl
+import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from planes.cli_common import USAGE, WHERE, load_settings
@@ -29,6 +31,8 @@ def add_gateway(command: argparse.ArgumentParser) -> None:
 def gateway_of(options: argparse.Namespace) -> tuple[str, str]:
     """Return the address, without a slash at its end, and the key; exits with 2 without one.
 
+    The base that SDKs have, with `/v1` at its end, is taken too.
+
     Raises:
         ConfigError: the configuration cannot be used. It is not read if nothing is asked of it.
     """
@@ -37,7 +41,7 @@ def gateway_of(options: argparse.Namespace) -> tuple[str, str]:
     if not url or key is None or options.config is not None:
         settings, _ = load_settings(options.config)
         url, key = url or _url(settings), key or _first_key(settings)
-    url = url.rstrip("/")
+    url = url.rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
         wrong(options, "--server must begin with http:// or https://")
     if key is None:
@@ -49,6 +53,25 @@ def wrong(options: argparse.Namespace, message: str) -> NoReturn:
     """Tell what is wrong with the command line; exits with 2."""
     options.parser.error(message)
     raise SystemExit(USAGE)  # as `error` has done already
+
+
+def unreadable(path: str, error: OSError) -> NoReturn:
+    """Tell that a file cannot be read; exits with 2."""
+    print(f"{path}: cannot be read: {error.strerror}", file=sys.stderr)
+    raise SystemExit(USAGE)
+
+
+def no_connection(error: BaseException) -> str:
+    """Why a gateway could not be asked, without the words of the library that tried."""
+    cause: BaseException | None = getattr(error, "os_error", error)
+    if isinstance(cause, ConnectionRefusedError):
+        return "connection refused: does a gateway run there?"
+    if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+        return "there is no TLS: does it begin with http://?"
+    number = getattr(cause, "errno", None)
+    if isinstance(number, int) and number > 0 and not isinstance(cause, ssl.SSLError):
+        return os.strerror(number)
+    return getattr(cause, "strerror", None) or str(error) or type(error).__name__
 
 
 def _url(settings: "Settings") -> str:

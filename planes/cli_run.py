@@ -27,6 +27,7 @@ from planes.cli_run_given import (
     read_asked,
     read_value,
     say,
+    tell_question,
 )
 
 if TYPE_CHECKING:
@@ -270,19 +271,26 @@ def _ended(session: Session) -> int:
         return FAILED
     if tree.status == "yielded":
         if tree.waits and tree.waits.get("prompt"):
-            say(f"the run waits for an answer: {tree.waits['prompt']}")
+            tell_question(tree.waits)
         command = _command(session, "--resume", session.execution_id, "--answer", "JSON")
         print(f"sluicegate: to answer:\n  {command}", file=sys.stderr)
         return FAILED
     if tree.status != "completed":
-        error = tree.error or {}
-        where = f" (task {error['task_id']})" if error.get("task_id") else ""
-        say(f"{tree.status}: {error.get('code')}: {error.get('message')}{where}")
+        say(why(tree))
         return FAILED
     if tree.final_task_id is not None and not session.options.json:
         final = tree.final_task_id
         _print_output(_short(session, lambda link: link.output(final)))
     return OK
+
+
+def why(tree: "RunTree") -> str:
+    """How it ended: the code unless the status or the message says it, the task likewise."""
+    error = tree.error or {}
+    code, message, task_id = (error.get(name) for name in ("code", "message", "task_id"))
+    said = [tree.status, *([] if code in (tree.status, "task_failed") else [code]), message]
+    where = f" (task {task_id})" if task_id and f"task {task_id} " not in f"{message} " else ""
+    return ": ".join(str(word) for word in said if word) + where
 
 
 def _print_output(output: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from encoders.json_text import dumps, loads
 from planes.cli_common import USAGE
-from planes.cli_gateway import wrong
+from planes.cli_gateway import unreadable, wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Asked:
 
 def read_asked(options: argparse.Namespace) -> Asked:
     """Read the document and the inputs; exits with 2 if one cannot be read."""
-    data = sys.stdin.buffer.read() if options.file == "-" else _bytes(options, options.file)
+    data = sys.stdin.buffer.read() if options.file == "-" else _bytes(options.file)
     try:
         document = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -43,7 +43,7 @@ def read_value(options: argparse.Namespace, name: str, text: str) -> Any:
     """JSON if it is JSON, else text; `@FILE` is a file's text."""
     if text.startswith("@"):
         try:
-            return _bytes(options, text[1:]).decode("utf-8-sig")
+            return _bytes(text[1:]).decode("utf-8-sig")
         except UnicodeDecodeError:
             wrong(options, f"{name}: {text[1:]} is not UTF-8")
     try:
@@ -52,11 +52,11 @@ def read_value(options: argparse.Namespace, name: str, text: str) -> Any:
         return text
 
 
-def _bytes(options: argparse.Namespace, path: str) -> bytes:
+def _bytes(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        wrong(options, f"{path}: {error.strerror}")
+        unreadable(path, error)
 
 
 def parsed(document: str) -> Any:
@@ -83,9 +83,7 @@ def can_ask(options: argparse.Namespace) -> bool:
 def prompt(waits: dict[str, Any]) -> tuple[Any, bool]:
     """Ask on the terminal; the answer and whether there was one."""
     schema = waits.get("schema")
-    say(f"the run waits for an answer: {waits.get('prompt')}")
-    if schema is not None:
-        print(f"JSON that fits {dumps(schema).decode()}", file=sys.stderr)
+    tell_question(waits)
     while True:
         print("answer> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
@@ -99,6 +97,13 @@ def prompt(waits: dict[str, Any]) -> tuple[Any, bool]:
             return loads(text), True
         except ValueError as error:
             say(f"that is no JSON: {error}")
+
+
+def tell_question(waits: dict[str, Any]) -> None:
+    """Say what a run waits for."""
+    say(f"the run waits for an answer: {waits.get('prompt')}")
+    if waits.get("schema") is not None:
+        print(f"JSON that fits {dumps(waits['schema']).decode()}", file=sys.stderr)
 
 
 def say(text: str) -> None:

@@ -16,6 +16,7 @@ import aiohttp
 
 from encoders.json_text import dumps, loads
 from encoders.sse import SseDecoder
+from planes.cli_gateway import no_connection
 from planes.cli_run_events import LAST, Cursor
 
 if TYPE_CHECKING:
@@ -270,4 +271,4 @@ def _what(error: BaseException) -> str:
         return "it broke off"
     if isinstance(error, TimeoutError):
         return "nothing came in time"
-    return str(error) or type(error).__name__
+    return no_connection(error)

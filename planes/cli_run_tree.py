@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TAIL_CHARS: Final = 240  # kept of a text
 ENDED: Final = frozenset({"completed", "failed", "skipped"})
+_SKIPPED: Final = {"when": "`when` is false", "branch": "the other branch was taken"}
 State = Literal["waiting", "running", "retrying", "yielded", "completed", "failed", "skipped"]
 
 
@@ -140,7 +141,7 @@ class RunTree:
             case "task_skipped":
                 task.state, task.kind = "skipped", _text(data.get("kind")) or task.kind
                 reason = _text(data.get("reason"))
-                task.note = task.note if reason == "on_error" else reason
+                task.note = task.note if reason == "on_error" else _SKIPPED.get(reason, reason)
                 self._ended(data, task)
             case "workflow_yielded":
                 task.state, task.note = "yielded", _text(data.get("prompt"))

@@ -146,7 +146,9 @@ def plain_line(event: RunEvent, tree: RunTree) -> str | None:
             failed = f", {data['failed']} failed" if data.get("failed") else ""
             return printable(f"{event.task_id}  {data.get('done')} of {data.get('total')}{failed}")
         case "dynamic_generated":
-            return printable(f"{event.task_id}  planned {len(data.get('task_ids') or ())} tasks")
+            planned = len(data.get("task_ids") or ())
+            tasks = "task" if planned == 1 else "tasks"
+            return printable(f"{event.task_id}  planned {planned} {tasks}")
         case "debate_round_complete":
             return printable(f"{event.task_id}  round {data.get('round')} is over")
         case "workflow_yielded":

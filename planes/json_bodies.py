@@ -103,7 +103,8 @@ def _refuse(error: ValidationError) -> NoReturn:
     param = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         raise BadRequest(f"`{param}` is missing", param=param)
-    message = problem["msg"].replace("Input should be", "must be").replace("valid ", "")
+    message = problem["msg"].replace("Input should be", "must be")
+    message = message.replace("a valid integer", "a whole number").replace("valid ", "")
     if problem["type"] == "too_short":
         message = "must have at least 1 item"
     raise BadRequest(f"`{param}`: {message}", param=param)

@@ -208,8 +208,10 @@ def _console(out: TextIO) -> list[Processor]:
 
 
 def _add_logger_name(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    event["logger"] = event["_record"].name
-    return event
+    record = event["_record"]
+    event["logger"] = record.name
+    # `extra={"fields": …}`: what a line of the rooms below says besides its words.
+    return {**event, **getattr(record, "fields", {})}
 
 
 def _in_order(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

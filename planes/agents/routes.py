@@ -17,6 +17,7 @@ from planes.runs.results import result_for
 from planes.runs.stream import RunStream
 from relay.engines.base import Failed
 from relay.errors import RelayError
+from relay.lifecycle import Outcome
 from relay.runs.agent_wire import AgentWire
 from relay.runs.service import Beginning
 from relay.stores.base import StoreError
@@ -174,7 +175,11 @@ async def _stream(
     stream.headers["X-Task-Id"] = agent
     run = await _begin(request, beginning, asked, stream.follower.join)
     try:
-        return await stream.serve()
+        response = await stream.serve()
+        if isinstance(run.ending, Failed):  # told in the stream; the log has it as elsewhere
+            record = request[RECORD]
+            record.outcome, record.error = Outcome.UPSTREAM_ERROR, EngineRefused(run.ending.message)
+        return response
     finally:
         _left(run, asked)
 

@@ -44,6 +44,20 @@ def add_routes(app: web.Application) -> None:
     app.router.add_route("*", f"{http.DECIDE}/", unknown)
 
 
+def add_off_routes(app: web.Application) -> None:
+    """Mount what says that nothing decides here (D6.5)."""
+    for path in (STREAM, http.DECIDE):
+        app.router.add_route("*", path, off)
+
+
+async def off(request: web.Request) -> web.Response:
+    """A configuration of one's own has no decisions unless it names what decides."""
+    return refuse(
+        request,
+        error("unknown_endpoint", "decisions are off here: `decision.backend` is not configured"),
+    )
+
+
 async def unknown(request: web.Request) -> web.Response:
     """A trailing slash is another path, and there is nothing at it (D1.2)."""
     return refuse(request, error("unknown_endpoint", f"there is nothing at {request.path}"))

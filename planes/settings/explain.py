@@ -75,6 +75,8 @@ def _message(
 def _unknown_key(name: str, fields: list[str]) -> str:
     near = difflib.get_close_matches(name, fields, n=1)
     hint = f" (did you mean `{near[0]}`?)" if near else ""
+    if name == "workflow" and "workflows" in fields:
+        hint = ": a workflow is no configuration; `sluicegate run` runs it"
     return f"unknown key `{name}`{hint}"
 
 

@@ -1,10 +1,13 @@
 """What was configured and does nothing yet, said aloud rather than ignored (O3)."""
 
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
+from urllib.parse import urlsplit
 
 from planes.settings.decision import ChatLogprobsBackend
 from planes.settings.providers import NO_KEY
 from planes.settings.root import Settings
+from planes.settings.tools import HttpTool
 from planes.settings.workflows import DurableEngine
 
 OPENAI_FLAGS = ("cumulative_deltas", "inline_tool_calls")
@@ -19,6 +22,7 @@ def notices(settings: Settings) -> list[str]:
         *_providers_off(settings),
         *_models_off(settings),
         *_agents_off(settings),
+        *_tools_refused(settings),
         *_decisions_off(settings),
         *_flags_of_openai(settings),
         *_later(settings),
@@ -51,6 +55,38 @@ def _agents_off(settings: Settings) -> Iterator[str]:
         providers = list(dict.fromkeys(settings.providers_of(agent)))
         if all(settings.provider_off_reason(provider) is not None for provider in providers):
             yield f"agent {name} is off: {_and(providers)} {_be(providers)} off"
+
+
+def _tools_refused(settings: Settings) -> Iterator[str]:
+    """Tools at an address that is written out and not allowed (W3.4). A name may lead anywhere."""
+    found = [
+        (name, tool)
+        for name, agent in settings.agents.items()
+        for tool in agent.tools
+        if isinstance(tool, HttpTool)
+    ]
+    if not found:
+        return
+    # Imported here: a configuration without tools is checked without the relay.
+    from relay.agents.addresses import AddressRule
+
+    allowed = AddressRule(map(ip_network, settings.agents_plane.tool_networks))
+    for name, tool in found:
+        host = urlsplit(tool.url).hostname or ""
+        known = ("127.0.0.1", "::1") if host == "localhost" else (host,)
+        if all(_is_address(each) and not allowed.allows(each) for each in known):
+            yield (
+                f"agent {name}: calls of the tool {tool.name} are refused: {host} is not public, "
+                "and in none of `agents_plane.tool_networks`"
+            )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _decisions_off(settings: Settings) -> Iterator[str]:

@@ -6,6 +6,8 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from aiohttp import web
+
 from planes.gateway import GATEWAY
 from planes.json_bodies import json_response
 from planes.runs.access import RUNS, RunNotFound, admit_to_runs
@@ -15,11 +17,10 @@ from relay.errors import BadRequest
 from relay.runs.outlet import timestamp
 
 if TYPE_CHECKING:
-    from aiohttp import web
-
     from relay.stores.runs import StoredWorkflow
 
 RESERVED: Final = frozenset({"execute", "execute-stream", "executions", "results", "schema"})
+_POST_ONLY: Final = frozenset({"execute", "execute-stream"})
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -53,6 +54,8 @@ async def get(request: web.Request) -> web.Response:
     """`GET /v1/workflows/{workflow_id}`."""
     principal = admit_to_runs(request)
     workflow_id = request.match_info["workflow_id"]
+    if workflow_id in _POST_ONLY:  # a forgotten body, not a question for one that is saved
+        raise web.HTTPMethodNotAllowed(request.method, ["POST"])
     saved = await request.app[RUNS].store.get_workflow(principal.org, workflow_id)
     if saved is None:
         raise RunNotFound(f"there is no saved workflow {workflow_id[:64]!r}")

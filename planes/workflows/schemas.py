@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from planes.errors import InvalidJson
 from planes.json_bodies import json_object
 from planes.middleware import read_body
 from relay.errors import BadRequest
@@ -38,7 +39,12 @@ async def read_asked(request: web.Request) -> Asked:
     body = await read_body(request)
     if request.content_type in YAML_TYPES:
         return Asked(document=_text(body), inputs={})
-    given = _object(body, known=("workflow", "inputs"))
+    try:
+        given = _object(body, known=("workflow", "inputs"))
+    except InvalidJson as error:
+        if body.lstrip().startswith((b"{", b"[")):
+            raise
+        raise InvalidJson(f"{error.message}; YAML needs `Content-Type: application/yaml`") from None
     document = given.get("workflow")
     if isinstance(document, Mapping):
         # The document's own top level is `workflow:` too; who sends an object often leaves it out.

@@ -12,12 +12,14 @@ One call may be several requests to models: each has a hold, a row and a log lin
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from encoders.deltas import decoded
 from relay.agents.asking import Target
 from relay.agents.base import AgentError, AgentReply
+from relay.agents.http_tool import OF_THE_TOOL
 from relay.agents.spec import opening, relay_request, request_fields
 from relay.agents.tools import spoken
 from relay.engines.base import Usage
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from relay.agents.tools import Toolbox
     from relay.routing import Router
 
-
+_log: Final = logging.getLogger("sluicegate.agents")
 # What an answer with calls ends with if they are meant; "length" is a reply that was cut.
 _CALLS_MEANT: Final = frozenset({"tool_calls", "stop", "function_call", "length"})
 _FREE_CHOICES: Final = (None, "auto", "none")
@@ -210,11 +212,17 @@ class _Conversation:
         first, self._tool_calls = self._tool_calls + 1, self._tool_calls + len(calls)
         async with self._asker.interruptible():
             results = await self._toolbox.run(
-                calls, self._sink.step, first=first, cut=answer.finish_reason == "length"
+                calls, self._step, first=first, cut=answer.finish_reason == "length"
             )
         self._messages += [spoken(answer.message, decoded(answer.raw)), *results]
         if self._fields.get("tool_choice") not in _FREE_CHOICES:
             del self._fields["tool_choice"]  # what was demanded is done: else it would go on
+
+    def _step(self, name: str, data: Mapping[str, Any]) -> None:
+        self._sink.step(name, data)
+        if name != "task_dispatched":
+            code = data["error"]["code"] if "error" in data else None
+            _tell_tool(self._call, data, code)
 
     def _answered(self, model: str, provider: str) -> None:
         if not self._started:
@@ -233,3 +241,21 @@ class _Conversation:
 
     def _fail(self, code: str, message: str) -> NoReturn:
         raise AgentError(code, message, retryable=False, usage=self._usage)
+
+
+def _tell_tool(call: AgentCall, data: Mapping[str, Any], code: str | None) -> None:
+    """Write the line of a tool's call: whose, which, how it went; never what was said (J3.4)."""
+    fields = {
+        "execution_id": call.execution_id,
+        "org": call.payer.org,
+        "plane": call.plane,
+        "agent": call.agent,
+        "tool": data.get("name"),
+        "host": data.get("host"),
+        "error_code": code,
+        "hint": "see `agents_plane.tool_networks`" if code == "refused" else None,
+        "duration_ms": data["duration_ms"],
+    }
+    told = {name: value for name, value in fields.items() if value is not None}
+    level = logging.WARNING if code in OF_THE_TOOL else logging.INFO
+    _log.log(level, "tool", extra={"fields": told})

@@ -47,6 +47,10 @@ MESSAGES: Final[Mapping[Word, str]] = {
     "failed_status": "the tool answered with an error status or a redirect",
     "too_large": "the tool's answer is too large",
 }
+# Those that an operator can do something about; the others are the model's.
+OF_THE_TOOL: Final[frozenset[Word]] = frozenset(
+    {"refused", "unreachable", "timeout", "failed_status", "too_large", "not_runnable"}
+)
 _EXCERPT_CHARACTERS: Final = 1000
 _READ_BYTES: Final = 16 * 1024
 _WITH_QUERY: Final = frozenset({"GET", "DELETE"})

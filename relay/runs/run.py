@@ -214,11 +214,20 @@ class Run:
         self.hub.publish([CommittedFrame(at + n, event) for n, event in enumerate(terminal)])
         self.ending = ending
         self.hub.close(complete=True)
-        _log.info(
-            "run %s of %s (%s): %s after %.1f s, %d tasks completed, %d failed",
-            *(self.execution_id, self.envelope.payer.org, self.envelope.plane, end.state),
-            *(summary["duration_ms"] / 1000, summary["completed"], summary["failed"]),
-        )
+        error = error_of(ending) if isinstance(ending, Failed) else {}
+        fields = {
+            "execution_id": self.execution_id,
+            "org": self.envelope.payer.org,
+            "plane": self.envelope.plane,
+            "status": end.state,
+            "error_code": error.get("code"),
+            "error": error.get("message"),
+            "tasks_completed": summary["completed"],
+            "tasks_failed": summary["failed"],
+            "duration_ms": summary["duration_ms"],
+        }
+        told = {name: value for name, value in fields.items() if value is not None}
+        _log.info("run", extra={"fields": told})
 
     async def _patiently(self, write: Callable[[], Any]) -> int | None:
         while True:

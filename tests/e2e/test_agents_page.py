@@ -12,6 +12,8 @@ import pytest
 import pytest_asyncio
 
 from planes.config_file import load_text
+from planes.settings import notices
+from planes.settings.tools import tool_name
 from tests.support.gateway import ROOT
 from tests.support.node import NODE_DIR, node_binary
 from tests.support.workflows import Flows, flows
@@ -49,11 +51,15 @@ async def run(flow: Flows, *command: str) -> str:
     return out.decode()
 
 
-def test_its_configuration_is_right() -> None:
-    (text,) = blocks("yaml")
+def test_its_configurations_are_right() -> None:
+    text, tools = blocks("yaml")
     settings = load_text(text, {})
     assert list(settings.agents) == ["one-agent"]
     assert settings.agents["one-agent"].model == "local/smollm2-135m"
+    settings = load_text(text.partition("agents:")[0] + tools, {})
+    (tool,) = settings.agents["forecaster"].tools
+    assert tool_name(tool) == "weather"
+    assert notices(settings) == []
 
 
 @pytest.mark.asyncio(loop_scope="module")

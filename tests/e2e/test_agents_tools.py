@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from relay.agents.base import AgentError
 from relay.errors import GatewayShutdown
-from tests.support.agents import Sink, agents_on
+from tests.support.agents import Sink, agents_on, logging_to
 from tests.support.fake_upstream import (
     DONE,
     FakeUpstream,
@@ -27,7 +28,7 @@ from tests.support.gateway import MODEL
 from tests.support.shapes import EVERY_SHAPE, ToolCall, provider_of, script_for
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
@@ -52,7 +53,13 @@ async def far() -> AsyncIterator[FakeUpstream]:
 
 
 def stack_of(
-    up: FakeUpstream, far: FakeUpstream, tmp_path: Path, *, shape: str = "openai", **more: Any
+    up: FakeUpstream,
+    far: FakeUpstream,
+    tmp_path: Path,
+    *,
+    shape: str = "openai",
+    networks: Sequence[str] = ("127.0.0.0/8",),
+    **more: Any,
 ) -> AbstractAsyncContextManager[AgentStack]:
     weather = {
         "name": "weather",
@@ -68,7 +75,10 @@ def stack_of(
         tmp_path,
         providers={"fake": provider_of(shape, up)},
         agents={"one": agent},
-        agents_plane={"tool_hosts": [f"127.0.0.1:{far.port}"], "tool_networks": ["127.0.0.0/8"]},
+        agents_plane={
+            "tool_hosts": [f"127.0.0.1:{far.port}"],
+            "tool_networks": list(networks),
+        },
     )
 
 
@@ -159,6 +169,51 @@ async def test_what_the_model_is_told(up: FakeUpstream, far: FakeUpstream, tmp_p
     steps = json.dumps(sink.steps)
     for secret in (SECRET, "Rome", "answer", "/weather"):
         assert secret not in steps
+
+
+async def test_each_call_has_a_line_and_none_of_its_words(
+    up: FakeUpstream, far: FakeUpstream, tmp_path: Path
+) -> None:
+    """An operator sees there why a tool does nothing; what is the model's doing is no warning."""
+    out = io.StringIO()
+    bad = ToolCall("c3", "weather", {"city": 1})
+    with logging_to(out):
+        async with stack_of(up, far, tmp_path) as stack:
+            up.script(*script_for("openai", words=["Hm"], calls=[ROME]))
+            up.script(*script_for("openai", words=["Hm"], calls=[OSLO]))
+            up.script(*script_for("openai", words=["Hm"], calls=[bad]))
+            up.script(*script_for("openai", words=["ok"]))
+            far.script(*json_answer("sunny"))
+            far.script(*json_answer({"error": "broken"}, status=500))
+            await stack.call("one", execution_id="e1")
+    lines = [line for line in map(json.loads, out.getvalue().splitlines()) if "tool" in line]
+    assert [(line["level"], line.get("error_code")) for line in lines] == [
+        ("info", None),
+        ("warning", "failed_status"),
+        ("info", "invalid_arguments"),
+    ]
+    for line in lines:
+        assert (line["event"], line["agent"], line["tool"]) == ("tool", "one", "weather")
+        assert (line["execution_id"], line["org"]) == ("e1", "test")
+        assert line["host"] == "127.0.0.1"
+        assert line["duration_ms"] >= 0
+    for secret in (SECRET, "Rome", "Oslo", "sunny", "broken", "/weather"):
+        assert secret not in json.dumps(lines)
+
+
+async def test_an_address_that_is_refused_names_the_setting(
+    up: FakeUpstream, far: FakeUpstream, tmp_path: Path
+) -> None:
+    out = io.StringIO()
+    with logging_to(out):
+        async with stack_of(up, far, tmp_path, networks=["10.0.0.0/8"]) as stack:
+            up.script(*script_for("openai", words=["Hm"], calls=[ROME]))
+            up.script(*script_for("openai", words=["ok"]))
+            await stack.call("one")
+    (line,) = [line for line in map(json.loads, out.getvalue().splitlines()) if "tool" in line]
+    assert (line["level"], line["error_code"]) == ("warning", "refused")
+    assert line["hint"] == "see `agents_plane.tool_networks`"
+    assert far.requests == []
 
 
 async def test_a_cut_reply_runs_none_of_its_calls(

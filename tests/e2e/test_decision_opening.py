@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 
+from planes.decision.http import DECIDE
 from tests.support.checks import until
 from tests.support.decisions import (
     REVOKED_KEY,
@@ -20,13 +23,11 @@ from tests.support.decisions import (
     gateway,
     opened,
 )
-from tests.support.gateway import KEY
+from tests.support.gateway import KEY, GatewayProcess
 from tests.support.websocket import ACCEPT, PROTOCOL, STREAM, TEXT, UPGRADE, RawSocket, close, frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
-
-    from tests.support.gateway import GatewayProcess
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -155,6 +156,28 @@ async def test_a_trailing_slash_is_404(shared: GatewayProcess) -> None:
     """D1.2."""
     status, error, _ = await refused(shared, path=f"{STREAM}/")
     assert (status, error["code"], error["type"]) == (404, "unknown_endpoint", "not_found_error")
+
+
+async def test_d6_5_without_a_backend_the_routes_say_that_they_are_off() -> None:
+    """So is every configuration of one's own to begin with; a bare 404 would be a riddle."""
+    over = config()
+    over["decision"]["backend"] = None
+    async with GatewayProcess(over) as process:
+        for method, path in (("GET", STREAM), ("POST", DECIDE)):
+            async with process.client() as client:
+                await client.request(method, path, headers=[auth(KEY)])
+                error = json.loads(await client.read_all())["error"]
+            assert (client.status, error["code"]) == (404, "unknown_endpoint")
+            assert "`decision.backend`" in error["message"]
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "planes.cli", "decide", "-"),
+            *("--server", process.base_url, "--key", KEY),
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, told = await asyncio.wait_for(child.communicate(), 60)
+    assert child.returncode == 1
+    assert told.startswith(b"sluicegate: 404 unknown_endpoint: decisions are off here: `decision.b")
 
 
 async def test_another_method_is_405(shared: GatewayProcess) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest_asyncio
 
+from planes.config_file import load_text
+from planes.settings.decision import ChatLogprobsBackend
 from tests.support.decisions import config, gateway
 from tests.support.gateway import ROOT
 
@@ -52,6 +54,13 @@ async def run(process: GatewayProcess, folder: Path, *command: str) -> str:
     out, err = await asyncio.wait_for(child.communicate(), 60)
     assert child.returncode == 0, err.decode()
     return out.decode(errors="replace")
+
+
+def test_its_configuration_is_right() -> None:
+    (text,) = blocks("yaml")
+    openai = '{shape: openai, base_url: "https://api.openai.com/v1", api_key: k}'
+    settings = load_text(f"providers: {{openai: {openai}}}\n{text}", {})
+    assert isinstance(settings.decision.backend, ChatLogprobsBackend)
 
 
 async def test_what_is_pasted_into_a_shell(shared: GatewayProcess, tmp_path: Path) -> None:

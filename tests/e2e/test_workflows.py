@@ -225,8 +225,14 @@ async def test_a_failed_task_ends_the_run_or_not(flow: Flows) -> None:
     error = seen.data("workflow_error")[0]["error"]
     assert (error["code"], error["task_id"]) == ("task_failed", "t1")
     assert seen.status == "failed"
+    line = await flow.line("run", execution_id=seen.events[-1][1]["execution_id"])
+    assert (line["status"], line["plane"], line["tasks_failed"]) == ("failed", "workflows", 1)
+    assert (line["error_code"], line["error"]) == ("task_failed", error["message"])
     seen = await flow.run(document(task("t1", "bad", on_error="continue"), task("t2")))
     assert seen.status == "completed"
+    line = await flow.line("run", execution_id=seen.events[-1][1]["execution_id"])
+    assert (line["status"], line["tasks_completed"]) == ("completed", 1)
+    assert "error" not in line
     assert seen.texts == {"t2": "hello"}
 
 
@@ -311,6 +317,32 @@ async def test_w1_4_bad_input_names_its_place_and_starts_nothing(flow: Flows, ca
 async def test_bodies_that_are_none(flow: Flows, body: bytes, code: str) -> None:
     status, told = await flow.json("POST", f"{BASE}/execute-stream", data=body)
     assert (status, told["error"]["code"]) == (400, code)
+
+
+@pytest.mark.parametrize("content_type", ["", "application/json", "text/plain"])
+async def test_yaml_that_is_sent_as_something_else_is_told_how(
+    flow: Flows, content_type: str
+) -> None:
+    """curl's `--data-binary @file` says that it is a form."""
+    headers = {"Content-Type": content_type} if content_type else {}
+    for method, path in (("POST", "execute"), ("PUT", "mine")):
+        async with flow.http.request(
+            method, f"{BASE}/{path}", data=b"workflow:\n  name: w\n", headers=headers
+        ) as response:
+            told = await response.json()
+            assert (response.status, told["error"]["code"]) == (400, "invalid_json")
+            assert told["error"]["message"].endswith(
+                "; YAML needs `Content-Type: application/yaml`"
+            )
+    status, told = await flow.json("POST", f"{BASE}/execute", data=b'{"workflow": ')
+    assert (status, "YAML" in told["error"]["message"]) == (400, False)
+
+
+@pytest.mark.parametrize("path", ["execute", "execute-stream"])
+async def test_a_get_of_what_takes_a_post_is_405(flow: Flows, path: str) -> None:
+    status, told = await flow.json("GET", f"{BASE}/{path}")
+    assert (status, told["error"]["code"]) == (405, "method_not_allowed")
+    assert told["error"]["message"] == f"{BASE}/{path} takes POST, not GET"
 
 
 async def test_a_template_flood_is_bounded(flow: Flows) -> None:

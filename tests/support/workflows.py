@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
+from tests.support.checks import until
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.gateway import KEY, GatewayProcess, config_for
 from tests.support.script import Send, Wait, chunk, openai_stream, sse
@@ -88,6 +89,21 @@ class Flows:
         status, told = await self.json("GET", f"{BASE}/executions/{run}")
         assert status == 200
         return dict(told)
+
+    async def line(self, event: str, **fields: Any) -> dict[str, Any]:
+        """The one line of the log about something, once it is written."""
+
+        def found() -> list[dict[str, Any]]:
+            wanted = {"event": event, **fields}
+            return [
+                line
+                for line in self.gateway.log_lines()
+                if all(line.get(name) == value for name, value in wanted.items())
+            ]
+
+        await until(lambda: bool(found()), timeout=10, what=f"a line {event} of {fields}")
+        (line,) = found()
+        return line
 
     async def output(self, run: str, task_id: str) -> Any:
         """A stored output."""

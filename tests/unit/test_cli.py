@@ -257,6 +257,14 @@ def test_models_lists_candidates_and_why_a_provider_is_off(tmp_path: Path) -> No
     ]
 
 
+def test_a_configuration_without_models_is_told_how_they_are_named(tmp_path: Path) -> None:
+    (tmp_path / "sluicegate.yaml").write_text("providers: {r: {kind: replay}}\n")
+    assert run(tmp_path, "models").stdout.splitlines()[:2] == [
+        "MODEL     CANDIDATES",
+        "none      <provider>/<model> names any model of a provider that is on",
+    ]
+
+
 def test_models_as_json(tmp_path: Path) -> None:
     """O2: for programs."""
     (tmp_path / "sluicegate.yaml").write_text(GOOD)

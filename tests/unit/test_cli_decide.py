@@ -37,7 +37,7 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str], command: str) -
     ("arguments", "told"),
     [
         (["decide"], "required: FILE"),
-        (["decide", "no.json"], "no.json: No such file"),
+        (["decide", "no.json"], "no.json: cannot be read: No such file"),
         (["decide", "-", "--url", "localhost"], "--server must begin with http"),
         (["stream", "-", "--config", "none.yaml"], "none.yaml"),
     ],

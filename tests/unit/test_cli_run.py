@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import errno
 import io
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +16,11 @@ from typing import Any
 import pytest
 
 from planes import cli
+from planes.cli_gateway import gateway_of, no_connection
+from planes.cli_run import why
 from planes.cli_run_given import read_value
 from planes.cli_run_link import Refused
+from planes.cli_run_tree import RunTree
 from tests.support.gateway import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,11 +56,11 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "give FILE, or one of --attach, --resume and --cancel"),
         (["-", "--attach", "x"], "give FILE, or one of"),
         (["--attach", "x", "--resume", "y"], "give FILE, or one of"),
-        (["no.yaml"], "no.yaml: No such file"),
+        (["no.yaml"], "no.yaml: cannot be read: No such file"),
         (["-", "--input", "a"], "--input must be NAME=VALUE, not 'a'"),
         (["-", "--input", "=a"], "--input must be NAME=VALUE"),
         (["-", "--input", "a=1", "--input", "a=2"], "--input a is given twice"),
-        (["-", "--input", "a=@none.txt"], "none.txt: No such file"),
+        (["-", "--input", "a=@none.txt"], "none.txt: cannot be read: No such file"),
         (["--attach", "x", "--input", "a=1"], "--input is for a run that begins"),
         (["-", "--answer", "1"], "--answer is for --resume"),
         (["-", "--server", "localhost", "--key", "k"], "--server must begin with http"),
@@ -101,9 +107,45 @@ def test_with_server_and_key_no_configuration_is_read(
     (workdir / "w.yaml").write_text("workflow: {}")
     server = f"http://127.0.0.1:{free_port()}"
     assert ended(["run", "w.yaml", "--server", server, "--key", "k"]) == 1
-    assert capsys.readouterr().err.startswith(f"sluicegate: {server}: no connection (")
+    told = "no connection (connection refused: does a gateway run there?)"
+    assert capsys.readouterr().err == f"sluicegate: {server}: {told}\n"
     assert ended(["run", "w.yaml", "--server", server]) == 2
     assert "sluicegate.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("base", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
+def test_the_base_of_the_sdks_is_an_address_too(base: str) -> None:
+    given = argparse.Namespace(server=base, key="k", config=None)
+    assert gateway_of(given) == ("http://h:1", "k")
+
+
+def test_why_there_is_no_connection_is_told_in_plain_words() -> None:
+    assert no_connection(OSError(errno.EHOSTUNREACH, "Connect call failed ('h', 1)")) == (
+        os.strerror(errno.EHOSTUNREACH)
+    )
+    assert no_connection(socket.gaierror(-2, "Name or service not known")) == (
+        "Name or service not known"
+    )
+    assert no_connection(ValueError()) == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "told"),
+    [
+        ("cancelled", ("cancelled", "it was", None), "cancelled: it was"),
+        ("failed", ("task_failed", "task a failed: x: y", "a"), "failed: task a failed: x: y"),
+        ("failed", ("timeout", "too long", None), "failed: timeout: too long"),
+        ("failed", ("task_failed", "task ab broke", "a"), "failed: task ab broke (task a)"),
+        ("failed", ("engine_error", "broke", "a"), "failed: engine_error: broke (task a)"),
+    ],
+)
+def test_how_a_run_ended_says_nothing_twice(
+    status: str, error: tuple[str, str, str | None], told: str
+) -> None:
+    tree = RunTree(None)
+    tree.status = status
+    tree.error = dict(zip(("code", "message", "task_id"), error, strict=True))
+    assert why(tree) == told
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"error": "no"}', b'{"error": null}'])

@@ -143,6 +143,22 @@ def test_a_retry_begins_its_text_anew() -> None:
     assert words(tree.tasks["t"])[1:] == ["skipped", "a m", "0.0 s", "upstream_error: gone"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("when", "`when` is false"), ("branch", "the other branch was taken"), ("new", "new")],
+)
+def test_why_a_task_is_skipped_is_told_in_words(reason: str, told: str) -> None:
+    tree = RunTree({})
+    tree.take(event("task_skipped", "t", kind="task", reason=reason))
+    assert words(tree.tasks["t"]) == ["t", "skipped", "task", told]
+
+
+@pytest.mark.parametrize(("ids", "told"), [(["a"], "1 task"), (["a", "b"], "2 tasks")])
+def test_how_much_was_planned(ids: list[str], told: str) -> None:
+    planned = event("dynamic_generated", "d", task_ids=ids)
+    assert plain_line(planned, RunTree({})) == f"d  planned {told}"
+
+
 def test_what_a_model_says_cannot_speak_to_the_terminal() -> None:
     evil = "\x1b[2J\x1b]0;owned\x07[bold]x[/bold]\u202e\ud83d"
     tree = tree_of(

@@ -240,6 +240,12 @@ def test_d4_4_served_limits(
     assert refused == (problem and (problem.status, problem.code, problem.param))
 
 
+def test_a_model_that_is_not_there_is_told_which_are() -> None:
+    problem = check_served(Subject("x", {"a": BOOLEAN}, ()), SERVED)
+    assert problem is not None
+    assert problem.message == "there is no such decision model; there are: m"
+
+
 def test_d4_4_media_are_checked_with_the_rest() -> None:
     video = parse_items([attachment("v", MP4, kind="video", mime="video/mp4")], "attachments")
     problem = check_served(Subject("m", {"a": BOOLEAN}, video), SERVED)

@@ -102,6 +102,11 @@ def test_any_bytes_are_json_or_malformed(data: bytes) -> None:
     assert json.loads(data) == value
 
 
+def test_what_is_malformed_has_its_place_and_none_of_its_words() -> None:
+    with pytest.raises(MalformedJson, match=r"^an error at line 2, column 3$"):
+        loads(b'{"a": 1,\n  secret: 2}')
+
+
 @given(VALUES)
 def test_compact_and_loads_are_inverse(value: object) -> None:
     data = compact(value)

@@ -59,6 +59,17 @@ def test_the_standard_librarys_records_look_the_same(out: io.StringIO) -> None:
     assert (line["level"], line["event"], line["logger"]) == ("error", "no luck", "aiohttp.server")
 
 
+def test_a_record_may_have_fields_and_they_are_masked_too(out: io.StringIO) -> None:
+    """The rooms below log with the standard library; their lines have fields as ours have."""
+    logs.configure("json", stream=out)
+    fields = {"status": "failed", "error": "sent with sk-abcdefgh", "api_key": "x"}
+    logging.getLogger("sluicegate.runs").info("run", extra={"fields": fields})
+    (line,) = lines(out)
+    assert list(line) == ["timestamp", "level", "event", "logger", *fields]
+    assert (line["event"], line["status"]) == ("run", "failed")
+    assert (line["error"], line["api_key"]) == ("sent with sk-***", "***")
+
+
 @pytest.mark.parametrize("mode", ["json", "console"])
 def test_a_requests_line_looks_as_any_other(out: io.StringIO, mode: Any) -> None:
     """It goes a shorter way to the same end."""

@@ -269,6 +269,10 @@ def test_a_wrong_key_is_refused(fields: dict[str, object], complaint: str) -> No
         ({"decision": {"backend": {"kind": "system-zero", "base_url": "http://h", "api_key": ""}}},
          "decision.backend.api_key: is empty: set it, or leave it out"),
         ({"telemetry": {"log": "xml"}}, "telemetry.log: must be 'json' or 'console'"),
+        (
+            {"workflow": {"name": "x"}},
+            "workflow: unknown key `workflow`: a workflow is no configuration; `sluicegate run`",
+        ),
         ({"telemtry": {}}, "telemtry: unknown key `telemtry` (did you mean `telemetry`?)"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from planes.settings import HttpTool, Settings, explain
+from planes.settings import HttpTool, Settings, explain, notices
 from planes.settings.tools import host_matches
 
 TOOL: dict[str, Any] = {
@@ -95,6 +95,29 @@ def test_hosts_and_networks() -> None:
     ]
     plane = settings(TOOL, tool_networks=["10.1.0.0/16", "::1"]).agents_plane
     assert plane.tool_networks == ("10.1.0.0/16", "::1/128")
+
+
+@pytest.mark.parametrize(
+    ("host", "networks", "refused"),
+    [
+        ("127.0.0.1", [], True),
+        ("127.0.0.1", ["127.0.0.1/32"], False),
+        ("localhost", ["10.0.0.0/8"], True),
+        ("localhost", ["::1"], False),
+        ("[::1]", [], True),
+        ("10.1.2.3", ["10.1.0.0/16"], False),
+        ("93.184.215.14", [], False),
+        ("api.example.com", [], False),  # wherever it leads, that is seen when it is called
+    ],
+)
+def test_a_tool_at_an_address_that_is_refused_is_a_notice(
+    host: str, networks: list[str], refused: bool
+) -> None:
+    tool = TOOL | {"url": f"http://{host}/look"}
+    found = notices(settings(tool, DECLARED, tool_hosts=[host], tool_networks=networks))
+    told = [notice for notice in found if notice.startswith("agent a: calls of the tool look")]
+    assert len(told) == refused
+    assert all(host.strip("[]") in notice and "tool_networks" in notice for notice in told)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
+import yaml
 
 from encoders.workflow import VOCABULARY
 from planes.config_file import load_defaults
@@ -23,6 +24,7 @@ KINDS = {"task", "sequential", "parallel", "condition", "batch", "dynamic", "deb
 def test_every_example_is_right(path: Path) -> None:
     text = path.read_text()
     assert jsonschema_rs.validator_for(document_schema()).is_valid(read(text).value)
+    assert yaml.safe_load(text) == read(text).value, "other readers of YAML take it too"
     loaded = load(text, {}, agents=tuple(load_defaults({}).agents))
     kinds = {task.type for task in loaded.workflow.walk()}
     assert path.stem == "triage" or path.stem in kinds

@@ -124,6 +124,7 @@ def test_what_is_missing_is_named_with_its_line() -> None:
         "{{ tasks.later.output }}": "it has not run",
         "{{ tasks.gone.output.x }}": "null has no such entries",
         "{{ inputs.l[9] }}": "a list has only 3 entries",
+        "{{ inputs.l.length }}": "^`inputs.l.length` is not there: .* `. length` counts them$",
         "{{ inputs.empty | first }}": "there are no entries",
         "{% if inputs.x %}{% endif %}": "no such entry",
         "{% for x in inputs.n %}{% endfor %}": "not over a number",

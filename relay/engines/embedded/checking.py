@@ -168,15 +168,24 @@ class Checker:
     ) -> Iterator[tuple[int, Callable[[], str]]]:
         for name, line in references.names:
             if name != "inputs" and name not in scope.variables:
-                yield line, partial(_unknown_name, name, scope)
+                yield line, partial(self._unknown_name, name, scope)
         for name, line in references.inputs:
             if name not in self._inputs:
                 yield line, partial(unknown_input, name, self._inputs)
         for name, line in references.tasks:
             if name not in scope.tasks:
-                yield line, partial(self._not_in_reach, name, place)
+                yield line, partial(self._not_in_reach, name, place, scope)
 
-    def _not_in_reach(self, name: str, place: Place) -> str:
+    def _unknown_name(self, name: str, scope: _Scope) -> str:
+        known = ["inputs", "tasks", *dict.fromkeys(scope.variables)]
+        meant = hint(name, known)
+        if name in self._inputs:
+            meant = f" (did you mean `inputs.{name}`?)"
+        elif name in scope.tasks:
+            meant = f" (did you mean `tasks.{name}.output`?)"
+        return f"unknown name `{name[:64]}`{meant}; there are {named(known)}"
+
+    def _not_in_reach(self, name: str, place: Place, scope: _Scope) -> str:
         written = f"`tasks.{name[:64]}`"
         found = self._tasks.get(name)
         if found is None:
@@ -185,10 +194,8 @@ class Checker:
                 return f'{written}: no such task; an id with `-` is written `tasks["{dashed[0]}"]`'
             if not self._tasks:
                 return f"{written}: no such task"
-            return (
-                f"{written}: no such task{hint(name, self._tasks)};"
-                f" there are {named(list(self._tasks))}"
-            )
+            known = [each for each in self._tasks if each in scope.tasks] or list(self._tasks)
+            return f"{written}: no such task{hint(name, known)}; there are {named(known)}"
         if place[:-1] == found.place:
             return f"{written}: a task cannot refer to itself"
         if place[: len(found.place)] == found.place:
@@ -227,11 +234,6 @@ class Checker:
                 self._check_agents(name, (*place, index))
         elif isinstance(value, str) and value and value not in self._agents:
             self._problems.add(place, partial(_unknown_agent, value, self._agents))
-
-
-def _unknown_name(name: str, scope: _Scope) -> str:
-    known = ["inputs", "tasks", *dict.fromkeys(scope.variables)]
-    return f"unknown name `{name[:64]}`{hint(name, known)}; there are {named(known)}"
 
 
 def _unknown_agent(name: str, agents: Collection[str]) -> str:

@@ -185,7 +185,9 @@ def attribute(value: Any, key: Any, what: str) -> Any:
         if key < len(value):
             return value[key]
         return Missing(f"`{what}` is not there: {kind(value)} has only {len(value)} entries")
-    return Missing(f"`{what}` is not there: {kind(value)} has no such entries")
+    counted = key in ("length", "size", "count") and isinstance(value, list | tuple | str)
+    hint = "; `| length` counts them" if counted else ""
+    return Missing(f"`{what}` is not there: {kind(value)} has no such entries{hint}")
 
 
 def kind(value: Any) -> str:

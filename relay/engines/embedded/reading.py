@@ -158,6 +158,18 @@ def _json(text: str, builder: Builder) -> None:
                 builder.plain(written, at)
 
 
+# What libyaml says where a document's writer made one of the usual mistakes.
+_YAML_HINTS: Final = {
+    "mapping values are not allowed": " (text with `: ` in it needs quotes; else a line above or"
+    " this one is not indented as it should be)",
+    "did not find expected key": " (this line, or one above, is not indented as its neighbours are,"
+    " or text follows a closing quote)",
+    "did not find expected '-' indicator": " (this line is not indented as its neighbours are)",
+    "cannot start any token": " (text that begins with a sign of YAML's own, as `@`, `` ` `` or"
+    " `%`, needs quotes)",
+}
+
+
 def _yaml(text: str, builder: Builder) -> None:
     loader = _Loader(text)
     try:
@@ -178,6 +190,11 @@ def _yaml(text: str, builder: Builder) -> None:
             raise Stop(f"is nested more than {limits.NESTING} levels deep", (), at) from None
         if at and "\t" in "".join(text.split("\n")[at[0] - 1 : at[0]])[: at[1]]:
             what += " (tabs do not indent)"
+        elif "quoted scalar" in what and error.context_mark:  # where it begins, not where all ends
+            at = (error.context_mark.line + 1, error.context_mark.column + 1)
+            what = "the quote that is opened here is not closed"
+        else:
+            what += next((hint for said, hint in _YAML_HINTS.items() if said in what), "")
         raise Stop(f"is not YAML: {what[:200]}", builder.place(), at) from None
     except yaml.YAMLError as error:
         raise Stop(f"is not YAML: {str(error)[:200]}") from None

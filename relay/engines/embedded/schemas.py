@@ -18,6 +18,7 @@ from relay.engines.embedded import limits
 _PATTERNS: Final = jsonschema_rs.RegexOptions(size_limit=512 * 1024, dfa_size_limit=512 * 1024)
 _MESSAGE_CHARS: Final = 200
 _PROBLEMS: Final = 5
+_TYPES: Final = "array, boolean, integer, null, number, object, string"
 _REFERENCE_DEPTH: Final = 128
 _FORBIDDEN: Final = frozenset(
     {"$id", "id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"}
@@ -63,8 +64,11 @@ class AnswerSchema:
                 schema, pattern_options=_PATTERNS, retriever=_refuse, mask="the value"
             )
         except (ValueError, jsonschema_rs.ReferencingError) as error:
-            path = "".join(f"[{step!r}]" for step in getattr(error, "instance_path", ()))
+            steps = list(getattr(error, "instance_path", ()))
+            path = "".join(f"[{step!r}]" for step in steps)
             message = str(getattr(error, "message", error)).partition("\n")[0]
+            if steps[-1:] == ["type"] and "'anyOf'" in message:
+                message = f"must be one of {_TYPES}, or a list of them"
             raise SchemaFault(
                 f"is no JSON Schema{path and f' at {path}'}: {_cut(message)}"
             ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -27,6 +28,45 @@ REFUSED: Final[dict[type[nodes.Node], str]] = {
 }
 
 
+# Jinja's messages and ours. A tag's end has no name that its writer knows.
+_FROM_JINJA: Final = tuple(
+    (re.compile(theirs, re.DOTALL), ours)
+    for theirs, ours in (
+        (
+            r"^Encountered unknown tag '(end\w+|elif|else)'.* be closed is '(\w+)'.*",
+            r"`\1` stands in `\2`, which is not closed",
+        ),
+        (
+            r"^Encountered unknown tag '(end\w+|elif|else)'.*",
+            r"`\1` stands alone: no tag that it belongs to is open",
+        ),
+        (r"^Encountered unknown tag '(\w+)'.*", r"there is no tag `\1`"),
+        (r"^Unexpected end of template\. .* be closed is '(\w+)'.*", r"`{% end\1 %}` is missing"),
+        (r"^No filter named '(\w+)'.*", r"there is no filter `\1`"),
+        (r"^Missing end of comment tag$", "`#}` is missing"),
+        (r"^expected name or number$", "no name follows the `.`"),
+        (r"^unexpected char (.+) at \d+$", r"unexpected \1"),
+        (r"'?end of print statement'?", "`}}`"),
+        (r"'?end of statement block'?", "`%}`"),
+        (r"'?end of template'?", "end of the text"),
+        (r"expected token 'name'", "expected a name"),
+        (r"expected token ", "expected "),
+        (r"^Expected", "expected"),
+        (r"\.$", ""),
+    )
+)
+_OFFENDING: Final = re.compile(r"""(?:unexpected|got|before) [`'"]([=&|!?$%}'"])[`'"](?!,)""")
+_MEANT: Final = {
+    "=": "`==` compares",
+    "&": "write `and`",
+    "!": "write `not`",
+    "?": "write `a if b else c`",
+    "$": "names have no `$`",
+    "%": "an expression has no `{% %}` around it",
+    "}": "`{{` ends with `}}`, `{%` with `%}`",
+    "'": "is a quote not closed?",
+    '"': "is a quote not closed?",
+}
 _HINTS: Final = 500  # names that are looked at
 _WRITTEN: Final = {
     "eq": "==", "ne": "!=", "lt": "<", "lteq": "<=", "gt": ">", "gteq": ">=", "in": "in",
@@ -99,6 +139,19 @@ def describe(node: nodes.Node, levels: int = 6) -> str:
             return f"{describe(node.node, levels)} is {node.name}"
         case _:
             return "…"
+
+
+def in_words(message: str, text: str) -> str:
+    """What Jinja says of a template, in words of its writer, and what may have been meant."""
+    for theirs, ours in _FROM_JINJA:
+        message = theirs.sub(ours, message)
+    offending = _OFFENDING.search(message)
+    meant = _MEANT.get(offending[1]) if offending else None
+    if offending and offending[1] == "|" and "||" in text:
+        meant = "write `or`"
+    if meant is None and text.count("{{") > text.count("}}") and "`}}`" not in message:
+        meant = "is a `{{` not closed by `}}`?"
+    return message[:300] + (f" ({meant})" if meant else "")
 
 
 def hint(name: str, known: Iterable[str]) -> str:

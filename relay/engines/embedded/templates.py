@@ -22,7 +22,7 @@ from relay.engines.embedded import limits
 from relay.engines.embedded.compiling import TemplateCompiler
 from relay.engines.embedded.evaluation import Meter, Names, Refused, kind, present, truth
 from relay.engines.embedded.expressions import ExpressionCompiler
-from relay.engines.embedded.syntax import Fault, References
+from relay.engines.embedded.syntax import Fault, References, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
 _MARKUP: Final = re.compile(r"\{[{%#]")
 _WRAPPED: Final = re.compile(r"\{\{-?((?:(?!\}\}).)*?)-?\}\}", re.DOTALL)
-_FROM_JINJA: Final = (
-    (re.compile(r"^Encountered unknown tag '(\w+)'.*", re.DOTALL), r"there is no tag `\1`"),
-    (re.compile(r"^No filter named '(\w+)'.*"), r"there is no filter `\1`"),
-)
 
 
 class TemplateProblem(Exception):
@@ -224,13 +220,13 @@ class Cache:
 
     def _template(self, text: str) -> _Compiled:
         compiler = TemplateCompiler()
-        tree = self._parse(compiler, lambda: Parser(self._tokens, text).parse())
+        tree = self._parse(compiler, text, lambda: Parser(self._tokens, text).parse())
         run = compiler.body(tree.body) if tree else lambda _: None
         return _Compiled(run, compiler.references, compiler.faults)
 
     def _expression(self, text: str) -> _Compiled:
         compiler = ExpressionCompiler()
-        tree = self._parse(compiler, lambda: self._whole_expression(text))
+        tree = self._parse(compiler, text, lambda: self._whole_expression(text))
         if tree is None:
             return _Compiled(lambda _: None, compiler.references, compiler.faults)
         code = compiler.expression(tree)
@@ -246,18 +242,17 @@ class Cache:
         parser = Parser(self._tokens, text, state="variable")
         tree = parser.parse_expression()
         if not parser.stream.eos:
-            parser.fail("the expression ends before its text does", parser.stream.current.lineno)
+            rest = parser.stream.current
+            parser.fail(f"the expression ends before `{str(rest.value)[:40]}`", rest.lineno)
         return tree
 
-    def _parse(self, compiler: ExpressionCompiler, parse: Callable[[], Any]) -> Any:
+    def _parse(self, compiler: ExpressionCompiler, text: str, parse: Callable[[], Any]) -> Any:
         """Jinja's tree, or None and a fault."""
         try:
             return parse()
         except TemplateSyntaxError as error:
-            message = error.message or "syntax error"
-            for pattern, ours in _FROM_JINJA:
-                message = pattern.sub(ours, message)
-            compiler.faults.append(Fault(message[:300], error.lineno))
+            message = in_words(error.message or "syntax error", text)
+            compiler.faults.append(Fault(message, error.lineno))
         except RecursionError:
             compiler.faults.append(Fault("is nested too deeply", 1))
         except ValueError:  # of int(): more digits than Python reads
@@ -296,7 +291,8 @@ def _evaluate(run: Callable[[Meter], Any], meter: Meter) -> Any:
         return run(meter)
     except Refused as refused:
         what, line = meter.where
-        what = "" if what in ("", "…") else f"`{what}`: "
+        told = what in ("", "…") or str(refused).startswith(f"`{what}`")
+        what = "" if told else f"`{what}`: "
         raise TemplateProblem(f"{what}{refused}", line) from None
 
 
