@@ -40,6 +40,12 @@ class UpstreamConnection(ResponseHandler):
     used = False
     idle = False
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        # aiohttp calls this for each chunk that is taken, and looks each time for more to parse:
+        # there is only if it had been stopped.
+        if self._reading_paused:
+            ResponseHandler.resume_reading(self, resume_parser)
+
     def data_received(self, data: bytes) -> None:
         if self.idle and data:  # no data: what it paused for is taken up again
             self.abort()
