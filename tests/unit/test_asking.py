@@ -88,7 +88,8 @@ async def test_a_request_is_what_rfc_9112_wants() -> None:
         bytes(server.got)
         == (
             f"POST /v1/x?b=c%20d HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
-            "Accept: */*\r\nAccept-Encoding: identity\r\nUser-Agent: t\r\nAuthorization: Bearer k\r\n"
+            "Accept: */*\r\nAccept-Encoding: identity\r\nUser-Agent: t\r\n"
+            "Authorization: Bearer k\r\n"
             'Content-Length: 7\r\n\r\n{"a":1}'
         ).encode()
     )
