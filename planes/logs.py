@@ -102,6 +102,9 @@ def request_line(
 
     It is most of what is ever logged, so as JSON it goes the short way: the same masking and the
     same form as all other lines, but no record and no chain of processors.
+
+    Args:
+        fields: values of JSON's own types, none of them named like a secret.
     """
     if _direct is None:
         getattr(_log, level)(event, **fields)
@@ -109,7 +112,7 @@ def request_line(
     now = datetime.now(UTC).isoformat()[:-6]
     line = {"timestamp": f"{now}Z", "level": level, "event": event, **fields}
     try:
-        _direct.write(_to_json(None, level, line) + "\n")
+        _direct.write(_of_plain(line) + "\n")
         _direct.flush()
     except (OSError, ValueError):
         pass  # a log that cannot be written stops no request
@@ -238,11 +241,17 @@ def _to_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
     line tells so; only what is found, or is not plain, is masked value by value.
     """
     if _no_secret_names(tuple(event)) and all(map(_is_plain, event.values())):
-        line = _serialise(event)
-        lower = line.lower()
-        if not any(mark in lower for mark in _MAY_BE_SECRET):
-            return line
+        return _of_plain(event)
     return _serialise(mask(logger, method, event))
+
+
+def _of_plain(event: EventDict) -> str:
+    line = _serialise(event)
+    lower = line.lower()
+    for sign in _MAY_BE_SECRET:
+        if sign in lower:
+            return _serialise(mask(None, "", event))
+    return line
 
 
 @lru_cache(maxsize=512)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +24,7 @@ from relay.periodic import Periodic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     from planes.telemetry import Ended, State
     from relay.record import RequestRecord
@@ -124,16 +124,11 @@ class Metrics:
     def _rendered(self, _: asyncio.Task[bytes]) -> None:
         self._rendering = None
 
-    @contextmanager
-    def streaming(self, record: RequestRecord) -> Iterator[Callable[[], None]]:
+    def streaming(self, record: RequestRecord) -> AbstractContextManager[Callable[[], None]]:
         """See `relay.observe.Observer`."""
         model, provider = self._models.learn(record.model or ""), record.provider or ""
-        labels, streams = (model, provider), self._streams
-        streams[labels] = streams.get(labels, 0) + 1
-        try:
-            yield self.instruments.gaps.stopwatch((_CHAT, provider, model))
-        finally:
-            streams[labels] -= 1
+        lap = self.instruments.gaps.stopwatch((_CHAT, provider, model))
+        return _Streaming(self._streams, (model, provider), lap)
 
     def ended(self, end: Ended) -> None:
         """Count a request that has ended."""
@@ -198,6 +193,26 @@ class Metrics:
         now = monotonic()
         self.instruments.lag.observe((), max(0.0, now - self._slept_at - LAG_EVERY_S))
         self._slept_at = now
+
+
+class _Streaming:
+    """See `Metrics.streaming`; a class, as each stream enters it and generators are dear."""
+
+    __slots__ = ("_labels", "_lap", "_streams")
+
+    def __init__(
+        self, streams: dict[Labels, float], labels: Labels, lap: Callable[[], None]
+    ) -> None:
+        self._streams = streams
+        self._labels = labels
+        self._lap = lap
+
+    def __enter__(self) -> Callable[[], None]:
+        self._streams[self._labels] = self._streams.get(self._labels, 0) + 1
+        return self._lap
+
+    def __exit__(self, *_: object) -> None:
+        self._streams[self._labels] -= 1
 
 
 def _outcome(end: Ended) -> Outcome:

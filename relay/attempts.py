@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +29,7 @@ from relay.replies import Resumed
 from relay.request import RelayRequest, names_stream_options, upstream_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from relay.errors import RelayError
     from relay.routing import Candidate, Provider
@@ -130,7 +129,7 @@ class Dialler:
         options = candidate.provider.stream_options and not (ours and key in self._refuses_options)
         asked: UpstreamRequest | None = None
         try:
-            with self._noted(candidate, record) as attempt:
+            with _Noted(self._cooldown, self._clock, candidate, record) as attempt:
                 asked = _asked(request, candidate, stream_options=options)
                 return await self._dial(candidate, asked, attempt, last=last)
         except UpstreamRefused as refused:
@@ -139,7 +138,7 @@ class Dialler:
             about_options = _STREAM_OPTIONS.search(f"{refused.message} {refused.param}") is not None
             if refused.status != 400 and not (refused.status == 422 and about_options):
                 raise
-        with self._noted(candidate, record) as attempt:
+        with _Noted(self._cooldown, self._clock, candidate, record) as attempt:
             asked = _asked(request, candidate, stream_options=False)
             opened = await self._dial(candidate, asked, attempt, last=last)
         if about_options:  # else it was a guess, and one lucky answer does not prove it
@@ -147,22 +146,6 @@ class Dialler:
             if len(self._refuses_options) > _REFUSALS_KEPT_MAX:
                 del self._refuses_options[next(iter(self._refuses_options))]
         return opened
-
-    @contextmanager
-    def _noted(self, candidate: Candidate, record: RequestRecord) -> Iterator[Attempt]:
-        """One attempt, noted in the record; its failure is held against the candidate."""
-        began = self._clock()
-        attempt = Attempt(provider=candidate.provider.name, model=candidate.model, started=began)
-        record.attempts.append(attempt)
-        try:
-            yield attempt
-            attempt.error_code = None
-        except UpstreamError as failure:
-            attempt.error_code = failure.code
-            self._cooldown.failed(candidate, failure, began=began, now=self._clock())
-            raise
-        finally:
-            attempt.duration_ms = (self._clock() - began) * 1000
 
     async def _dial(
         self, candidate: Candidate, asked: UpstreamRequest, attempt: Attempt, *, last: bool
@@ -179,22 +162,19 @@ class Dialler:
         provider = candidate.provider
         limit_s = provider.first_byte_timeout_s if asked.stream and not last else None
         began = self._clock()
-        first_byte = asyncio.timeout(limit_s)
-        try:
-            async with first_byte:
-                reply = await provider.upstream.open(asked)
-                attempt.status = reply.status
-                try:
-                    reply, whole = await _serving(provider, reply, asked, first_byte)
-                except BaseException:
-                    reply.abort()
+        if limit_s is None:
+            reply, whole = await _answered(provider, asked, attempt, None)
+        else:
+            first_byte = asyncio.timeout(limit_s)
+            try:
+                async with first_byte:
+                    reply, whole = await _answered(provider, asked, attempt, first_byte)
+            except TimeoutError:
+                if not first_byte.expired():
                     raise
-        except TimeoutError:
-            if not first_byte.expired():
-                raise
-            raise UpstreamTimeout(
-                f"{provider.name} sent no first byte within {limit_s:g} s"
-            ) from None
+                raise UpstreamTimeout(
+                    f"{provider.name} sent no first byte within {limit_s:g} s"
+                ) from None
         return Opened(
             candidate=candidate,
             reply=reply,
@@ -204,6 +184,8 @@ class Dialler:
         )
 
     def _cooling(self, candidates: tuple[Candidate, ...]) -> list[str]:
+        if not self._cooldown:
+            return []
         now = self._clock()
         waits = ((candidate, self._cooldown.wait_s(candidate, now)) for candidate in candidates)
         return [f"{c.provider.name}/{c.model}: {wait:.1f} s" for c, wait in waits if wait]
@@ -221,12 +203,74 @@ def _asked(request: RelayRequest, candidate: Candidate, *, stream_options: bool)
         raise RequestUntranslatable(str(error), param=error.param) from None
 
 
-async def _serving(
-    provider: Provider, reply: UpstreamReply, asked: UpstreamRequest, first_byte: asyncio.Timeout
+class _Noted:
+    """One attempt, noted in the record; its failure is held against the candidate.
+
+    A class, as each request enters it and generators are dear.
+    """
+
+    __slots__ = ("_attempt", "_candidate", "_clock", "_cooldown")
+
+    def __init__(
+        self,
+        cooldown: CoolDown,
+        clock: Callable[[], float],
+        candidate: Candidate,
+        record: RequestRecord,
+    ) -> None:
+        self._cooldown = cooldown
+        self._clock = clock
+        self._candidate = candidate
+        self._attempt = Attempt(
+            provider=candidate.provider.name, model=candidate.model, started=clock()
+        )
+        record.attempts.append(self._attempt)
+
+    def __enter__(self) -> Attempt:
+        return self._attempt
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        attempt, now = self._attempt, self._clock()
+        attempt.duration_ms = (now - attempt.started) * 1000
+        if kind is None:
+            attempt.error_code = None
+        elif isinstance(error, UpstreamError):
+            attempt.error_code = error.code
+            self._cooldown.failed(self._candidate, error, began=attempt.started, now=now)
+
+
+async def _answered(
+    provider: Provider,
+    asked: UpstreamRequest,
+    attempt: Attempt,
+    first_byte: asyncio.Timeout | None,
 ) -> tuple[UpstreamReply, tuple[bytes, Any] | None]:
-    """Return an answered reply that may be committed, and a plain one's document."""
+    """Dial; see `_serving`."""
+    reply = await provider.upstream.open(asked)
+    attempt.status = reply.status
+    try:
+        return await _serving(provider, reply, asked, first_byte)
+    except BaseException:
+        reply.abort()
+        raise
+
+
+async def _serving(
+    provider: Provider,
+    reply: UpstreamReply,
+    asked: UpstreamRequest,
+    first_byte: asyncio.Timeout | None,
+) -> tuple[UpstreamReply, tuple[bytes, Any] | None]:
+    """Return an answered reply that may be committed, and a plain one's document.
+
+    Args:
+        first_byte: the limit that is running, if there is one; switched off by what decides.
+    """
     if not 200 <= reply.status < 300:
-        first_byte.reschedule(None)  # the status decides, however long its body takes
+        if first_byte is not None:  # the status decides, however long its body takes
+            first_byte.reschedule(None)
         raise await _refused(provider, reply)
     if not asked.stream:
         return reply, await _read_whole(provider, reply)

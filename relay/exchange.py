@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +29,7 @@ from relay.request import stream_wants
 from relay.stream import StreamRelay, in_band_error
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
     from contextlib import AbstractContextManager
 
     from encoders.translator import StreamWants, Translator
@@ -104,11 +103,13 @@ class Exchange:
             RelayError: it failed before the sink was committed; nothing was sent.
             ConnectionError, CancelledError: the client is gone, or the gateway stops.
         """
-        with self._aborting():
+        try:
             with self._slot:
                 await self._stream_to_its_end(sink, comments)
                 await sink.finish()
             await self._release()
+        finally:
+            self._abort()
 
     async def whole(self, respond: Callable[[bytes], Awaitable[None]]) -> None:
         """Serve a plain request; `respond` sends the body of the reply (M1.1).
@@ -117,13 +118,15 @@ class Exchange:
             RelayError: it failed.
             CancelledError: the client is gone, or the gateway stops.
         """
-        with self._aborting():
+        try:
             with self._slot:
                 await respond(await self._whole_to_its_end())
             await self._release()
+        finally:
+            self._abort()
 
     async def _stream_to_its_end(self, sink: Sink, comments: CommentPolicy | None) -> None:
-        with self._settled():
+        try:
             try:
                 async with self._inflight.interruptible():
                     await self._stream(sink, comments)
@@ -139,38 +142,37 @@ class Exchange:
                 if not sink.committed:
                     raise
                 await sink.write(self._end(_fault(bug)))
-
-    async def _whole_to_its_end(self) -> bytes:
-        with self._settled():
-            try:
-                async with self._inflight.interruptible():
-                    return await self._whole()
-            except RelayError as error:
-                self._end(error)
-                raise
-
-    @contextmanager
-    def _settled(self) -> Iterator[None]:
-        """Whatever leaves this block has closed the stream's life and filled the record, and only
-        a completed stream keeps its upstream connection.
-
-        Nothing here awaits: a hang-up's cancellation runs through it (M4.1).
-        """
-        try:
-            yield
-        except (asyncio.CancelledError, ConnectionError):
-            self._end(ClientGone("the client closed the connection"))
-            raise
-        except RelayError:
-            raise  # told already
-        except Exception as bug:
-            self._end(_fault(bug))
+        except BaseException as error:
+            self._left_by(error)
             raise
         finally:
             self._settle()
 
+    async def _whole_to_its_end(self) -> bytes:
+        try:
+            async with self._inflight.interruptible():
+                return await self._whole()
+        except BaseException as error:
+            self._left_by(error)
+            raise
+        finally:
+            self._settle()
+
+    def _left_by(self, error: BaseException) -> None:
+        """Close the stream's life: a hang-up, a refusal or a bug leaves the request."""
+        if isinstance(error, asyncio.CancelledError | ConnectionError):
+            self._end(ClientGone("the client closed the connection"))
+        elif isinstance(error, RelayError):
+            self._end(error)
+        elif isinstance(error, Exception):
+            self._end(_fault(error))
+
     def _settle(self) -> None:
-        """Fill the record, free the upstream, settle or release the hold. Once, on every path."""
+        """Fill the record, settle or release the hold. Only a completed stream keeps its upstream
+        connection. Once, on every path.
+
+        Nothing here awaits: a hang-up's cancellation runs through it (M4.1).
+        """
         record, outcome = self._record, self._lifecycle.outcome
         assert outcome is not None, "every path out of a request closes its life"
         record.outcome = outcome
@@ -193,22 +195,17 @@ class Exchange:
         if self._opened is not None:
             await self._opened.reply.release()
 
-    @contextmanager
-    def _aborting(self) -> Iterator[None]:
-        """Whatever leaves this block holds no upstream connection."""
-        try:
-            yield
-        finally:
-            if self._opened is not None:
-                self._opened.abort()
+    def _abort(self) -> None:
+        """Hold no upstream connection any more, if one was not given back."""
+        if self._opened is not None:
+            self._opened.abort()
 
     def _end(self, error: RelayError) -> bytes:
         """Close the life by `error`, unless it is closed; return the in-band end of the stream."""
         if self._lifecycle.closed:
             return b""
         self._record.error = error
-        if self._opened is not None:
-            self._opened.abort()  # at once: writing the end to a slow client takes its time
+        self._abort()  # at once: writing the end to a slow client takes its time
         if self._relay is not None:
             return self._relay.fail(error)
         self._lifecycle.advance(error.stream_input)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from relay.errors import GatewayDraining, GatewayShutdown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
 
 # After the grace: time to write the end of every stream to clients that read.
@@ -53,13 +52,16 @@ class InFlight:
         """Requests that have entered and not left."""
         return self._running
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self) -> AbstractContextManager[None]:
         """Admit one request.
 
         Raises:
-            GatewayDraining: the gateway is stopping; says when to come back.
+            GatewayDraining: on entering: the gateway is stopping; says when to come back.
         """
+        return _Admitted(self)
+
+    def enter(self) -> None:
+        """See `request`."""
         if self._stop_at is not None:
             left = self._stop_at - asyncio.get_running_loop().time()
             raise GatewayDraining(
@@ -67,12 +69,12 @@ class InFlight:
             )
         self._running += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
+
+    def leave(self) -> None:
+        """See `request`."""
+        self._running -= 1
+        if not self._running:
+            self._idle.set()
 
     def interruptible(self) -> AbstractAsyncContextManager[None]:
         """The part of a request that the end of the grace interrupts.
@@ -107,8 +109,23 @@ class InFlight:
         return True
 
 
+class _Admitted:
+    """See `InFlight.request`; a class, as each request enters it and generators are dear."""
+
+    __slots__ = ("_inflight",)
+
+    def __init__(self, inflight: InFlight) -> None:
+        self._inflight = inflight
+
+    def __enter__(self) -> None:
+        self._inflight.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self._inflight.leave()
+
+
 class _Interruptible:
-    """See `InFlight.interruptible`; a class, as each request enters it and generators are dear."""
+    """See `InFlight.interruptible`."""
 
     __slots__ = ("_inflight", "_scope")
 

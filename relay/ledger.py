@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # At a stop: long enough for a slow disk, short enough for an orchestrator's patience.
 _FLUSH_WAIT_S: Final = 5.0
 # Nobody waits for a settlement, and to write one costs as much as to write ten.
-_TOGETHER_S: Final = 0.005
+_TOGETHER_S: Final = 0.025
 
 
 class Ledger:

@@ -31,27 +31,28 @@ _CONTENT: Final = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?+|[\r\n])[^:\r\n]")
 
 
 async def peek(
-    provider: Provider, reply: UpstreamReply, first_byte: asyncio.Timeout
+    provider: Provider, reply: UpstreamReply, first_byte: asyncio.Timeout | None
 ) -> UpstreamReply:
     """Return the reply, to be read from its beginning, once it may be committed.
 
     Args:
-        first_byte: ends the attempt where the first byte does not come in time; off if it has no
-            deadline. It is switched off here, when the byte is there.
+        first_byte: ends the attempt where the first byte does not come in time; None, or without a
+            deadline, if nothing does. It is switched off here, when the byte is there.
 
     Raises:
         UpstreamError: the stream fails before it has brought anything of an answer.
         UpstreamTruncated: also: its connection died.
     """
-    needs_byte = first_byte.when() is not None
+    if first_byte is not None and first_byte.when() is None:
+        first_byte = None
     needs_event = provider.peek_first_event_s is not None
-    if not needs_byte and not needs_event:
+    if first_byte is None and not needs_event:
         return reply
     relay = _relay(provider)
     held = _Held()
     clock = asyncio.get_running_loop().time
     until = clock() + (provider.peek_first_event_s or 0.0)
-    while needs_byte or needs_event:
+    while first_byte is not None or needs_event:
         await asyncio.sleep(0)  # comments that are always there would let no timeout come
         if needs_event and clock() >= until:
             needs_event = False
@@ -65,9 +66,9 @@ async def peek(
                 raise
             continue
         held.add(data)
-        if needs_byte and held.content:
-            needs_byte = False
+        if first_byte is not None and held.content:
             first_byte.reschedule(None)
+            first_byte = None
         relay.feed(data) if data else relay.eof()
         if relay.has_choice:
             break

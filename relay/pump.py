@@ -116,21 +116,16 @@ async def pump(
         ConnectionError: the client is gone.
         CancelledError: the client is gone, or the gateway stops.
     """
-    push = _pusher(relay, sink, on_frames)
+    finish = _Finish(relay, finish_grace_s)
+    push = _pusher(relay, sink, finish, on_frames)
     first = True
     reads = 0
-    finish_at: float | None = None
     while not relay.closed:
         reads += 1
         if reads % _READS_A_TURN == 0:
             await asyncio.sleep(0)
         try:
-            if relay.finishing:
-                if finish_at is None:
-                    finish_at = asyncio.get_running_loop().time() + finish_grace_s
-                data = await _read_the_rest(reply, finish_at)
-            else:
-                data = await reply.read()
+            data = await finish.read(reply) if relay.finishing else await reply.read()
         except UpstreamError as error:
             frames = relay.fail(error)
         else:
@@ -144,13 +139,13 @@ async def pump(
             writing = _write(sink, frames, last=relay.closed)
             data = frames = b""  # what is not sent waits in the transport, not here too (M3.5)
             await writing
-        if not first and _goes_on(relay):
-            await reply.forward(push)
+        if not first and not relay.closed:
+            await finish.forward(reply, push)
             await sink.drain()
 
 
 def _pusher(
-    relay: StreamRelay, sink: Sink, on_frames: Callable[[], None] | None
+    relay: StreamRelay, sink: Sink, finish: _Finish, on_frames: Callable[[], None] | None
 ) -> Callable[[bytes], bool]:
     """Return what takes the bytes of an upstream while both sides keep up."""
 
@@ -160,11 +155,15 @@ def _pusher(
             if on_frames is not None:
                 on_frames()
             return sink.push(frames)
-        if not frames:
-            return _goes_on(relay)
-        if on_frames is not None:
+        if frames and on_frames is not None:
             on_frames()
-        return _send(sink, frames, last=relay.closed) and _goes_on(relay)
+        if relay.closed:
+            if frames:
+                sink.last(frames)
+            return False
+        if relay.finishing:
+            finish.limit()
+        return sink.push(frames) if frames else True
 
     return push
 
@@ -179,22 +178,49 @@ async def _write(sink: Sink, data: bytes, *, last: bool) -> None:
         await sink.drain()
 
 
-def _send(sink: Sink, frames: bytes, *, last: bool) -> bool:
-    return sink.last(frames) if last else sink.push(frames)
-
-
-def _goes_on(relay: StreamRelay) -> bool:
-    return not relay.closed and not relay.finishing
-
-
-async def _read_the_rest(reply: UpstreamReply, until: float) -> bytes:
-    """The answer is complete; an upstream that does not end by `until` (loop time) has ended:
-    neither silence nor comments keep the client waiting.
+class _Finish:
+    """Once the answer is complete, an upstream that does not end within a grace has ended: neither
+    silence nor comments keep the client waiting.
     """
-    if asyncio.get_running_loop().time() >= until:
-        return b""  # data that is always there would never let the timeout come
-    try:
-        async with asyncio.timeout_at(until):
-            return await reply.read()
-    except TimeoutError:
-        return b""
+
+    __slots__ = ("_grace_s", "_loop", "_relay", "_scope", "_until")
+
+    def __init__(self, relay: StreamRelay, grace_s: float) -> None:
+        self._relay = relay
+        self._grace_s = grace_s
+        self._loop = asyncio.get_running_loop()
+        self._scope: asyncio.Timeout | None = None
+        self._until: float | None = None  # loop time; None while the answer is not complete
+
+    def limit(self) -> float:
+        """The answer is complete: return the end of the grace, which begins with the first call."""
+        if self._until is None:
+            self._until = self._loop.time() + self._grace_s
+            if self._scope is not None:
+                self._scope.reschedule(self._until)
+        return self._until
+
+    async def read(self, reply: UpstreamReply) -> bytes:
+        """Read what follows the answer; nothing, if it did not come in time."""
+        until = self.limit()
+        if self._loop.time() >= until:
+            return b""  # data that is always there would never let the timeout come
+        try:
+            async with asyncio.timeout_at(until):
+                return await reply.read()
+        except TimeoutError:
+            return b""
+
+    async def forward(self, reply: UpstreamReply, push: Callable[[bytes], bool]) -> None:
+        """As `reply.forward`, no longer than the grace."""
+        scope = self._scope = asyncio.timeout_at(self._until)
+        try:
+            async with scope:
+                if self._relay.finishing:
+                    self.limit()
+                await reply.forward(push)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        finally:
+            self._scope = None

@@ -90,7 +90,7 @@ class RequestRecord:
             "outcome": str(self.outcome) if self.outcome else None,
             "error_code": self.error.code if self.error else None,
             "error": self.error.message if self.error else None,
-            "attempts": self.attempt_lines() or None,
+            "attempts": list(paid.attempts) if paid else self.attempt_lines() or None,
             "cooling": self.cooling or None,
             "prompt_tokens": paid.prompt_tokens if paid else None,
             "completion_tokens": paid.completion_tokens if paid else None,

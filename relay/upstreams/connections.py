@@ -1,18 +1,16 @@
 """Connections to providers: aiohttp's pool and protocol with what a relay needs of them.
 
 Rules M3.5 (bounded buffers), M4.1 (aborted at once). What is added to aiohttp: bytes are handed on
-in the call that read them, a pool tells which connection a request got and whether it was used
-before, what comes on a connection that nobody asked is nobody's answer, and the kernel's buffer is
-bounded.
+in the call that read them, a connection tells whether it was used before, what comes on one that
+nobody asked is nobody's answer, and the kernel's buffer is bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -20,15 +18,12 @@ from aiohttp.streams import StreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from aiohttp.client_reqrep import ConnectionKey
     from aiohttp.connector import Connection
     from aiohttp.tracing import Trace
 
 _RECEIVE_BUFFER_BYTES: Final = 48 * 1024  # Linux doubles it
-
-_dialling: ContextVar[Dialling] = ContextVar("dialling")
 
 
 class UpstreamConnection(ResponseHandler):
@@ -44,6 +39,12 @@ class UpstreamConnection(ResponseHandler):
     forwarding: Forwarding | None = None
     used = False
     idle = False
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        # aiohttp calls this for each chunk that is taken, and looks each time for more to parse:
+        # there is only if it had been stopped.
+        if self._reading_paused:
+            ResponseHandler.resume_reading(self, resume_parser)
 
     def data_received(self, data: bytes) -> None:
         if self.idle and data:  # no data: what it paused for is taken up again
@@ -172,7 +173,7 @@ class ForwardedContent(StreamReader):
 
 
 class UpstreamConnector(aiohttp.TCPConnector):
-    """A connection pool that tells who dials which connection they got."""
+    """A connection pool that hands out no connection which holds what nobody asked for."""
 
     def __init__(self) -> None:
         super().__init__(limit=0, socket_factory=_upstream_socket)
@@ -191,7 +192,6 @@ class UpstreamConnector(aiohttp.TCPConnector):
             connection.close()
         if isinstance(protocol, UpstreamConnection):
             protocol.idle = False
-        _dialling.get().got(connection)
         return connection
 
     def _release(
@@ -200,42 +200,6 @@ class UpstreamConnector(aiohttp.TCPConnector):
         if isinstance(protocol, UpstreamConnection):
             protocol.idle = True
         super()._release(key, protocol, should_close=should_close)
-
-
-class Dialling:
-    """The time from a request's start to its answer.
-
-    One that is given up before it is answered closes its connection at once (M4.1). aiohttp would
-    only close it in good order: after all of the request has been sent, which an upstream that does
-    not read can put off for ever.
-
-    Attributes:
-        reused: whether the last connection that it got had served another request.
-    """
-
-    def __init__(self) -> None:
-        self.reused = False
-        self._transports: list[asyncio.Transport] = []
-
-    def __enter__(self) -> Self:
-        self._token = _dialling.set(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        _dialling.reset(self._token)
-        if kind is not None:
-            for transport in self._transports:
-                transport.abort()
-
-    def got(self, connection: Connection) -> None:
-        """The pool gave a connection."""
-        protocol, transport = connection.protocol, connection.transport
-        if transport is not None:
-            self._transports.append(transport)
-        if isinstance(protocol, UpstreamConnection):
-            self.reused, protocol.used = protocol.used, True
 
 
 def _is_spoilt(protocol: UpstreamConnection) -> bool:

@@ -20,26 +20,19 @@ from yarl import URL
 from encoders.json_text import dumps
 from encoders.shapes import OPENAI
 from relay.errors import UpstreamTimeout, UpstreamTruncated, UpstreamUnreachable
-from relay.upstreams.connections import (
-    Dialling,
-    ForwardedContent,
-    Forwarding,
-    UpstreamConnection,
-    UpstreamConnector,
-)
+from relay.upstreams.asking import RequestHead, ask
+from relay.upstreams.connections import ForwardedContent, Forwarding, UpstreamConnector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from encoders.shape import Shape
+    from relay.upstreams.asking import Answer
     from relay.upstreams.base import UpstreamRequest
 
 READ_BYTES_MAX: Final = 32 * 1024
 _RELEASE_WAIT_S: Final = 0.1
-# A stale connection fails at once; what fails later was at work on the request.
-_STALE_WITHIN_S: Final = 1.0
-# aiohttp stops reading at twice this; one read of the socket may come on top.
-_BUFFER_BYTES_MAX: Final = 16 * 1024
+_HEADS_KEPT_MAX: Final = 64  # URLs differ by model in some shapes, and by port of a child process
 
 
 class HttpUpstream:
@@ -83,7 +76,9 @@ class HttpUpstream:
         theirs = {name.lower() for name in headers or ()}
         self._headers = {k: v for k, v in ours.items() if k.lower() not in theirs}
         self._headers |= headers or {}
-        self._session: aiohttp.ClientSession | None = None
+        self._heads: dict[tuple[str, str | URL, tuple[tuple[str, str], ...]], RequestHead] = {}
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s)
+        self._connector: UpstreamConnector | None = None
 
     @property
     def name(self) -> str:
@@ -91,12 +86,7 @@ class HttpUpstream:
 
     async def start(self) -> None:
         """Make the connection pool; there is nothing to reach yet."""
-        self._session = aiohttp.ClientSession(
-            connector=UpstreamConnector(),
-            timeout=aiohttp.ClientTimeout(total=None, connect=self._connect_timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=_BUFFER_BYTES_MAX,
-        )
+        self._connector = UpstreamConnector()
 
     async def open(self, request: UpstreamRequest) -> HttpReply:
         base_url = self._base_url if isinstance(self._base_url, str) else self._base_url()
@@ -113,20 +103,20 @@ class HttpUpstream:
         Args:
             headers: added to those of every request.
         """
-        return await self._request("POST", url, body, {**self._headers, **headers})
+        return await self._request("POST", url, body, headers)
 
     async def get_stream(self, url: str, headers: Mapping[str, str]) -> HttpReply:
         """Ask for a body that arrives bit by bit; see `post`. `url` is dialled as it is spelt."""
-        ours = {k: v for k, v in self._headers.items() if k.lower() != "content-type"}
-        return await self._request("GET", URL(url, encoded=True), None, {**ours, **headers})
+        return await self._request("GET", URL(url, encoded=True), None, headers)
 
     async def _request(
         self, method: str, url: str | URL, body: bytes | None, headers: Mapping[str, str]
     ) -> HttpReply:
-        assert self._session is not None, "a request before start()"
+        assert self._connector is not None, "a request before start()"
         try:
+            head = self._head(method, url, headers)
             async with asyncio.timeout(self._header_timeout_s):
-                response = await self._send(method, url, body, headers)
+                answer = await ask(self._connector, head, body, self._timeout)
         except aiohttp.ConnectionTimeoutError:
             raise UpstreamUnreachable(
                 f"{self._name}: no connection within {self._connect_timeout_s:g} s"
@@ -142,7 +132,19 @@ class HttpUpstream:
             raise UpstreamTruncated(
                 f"{self._name} closed the connection before it answered ({type(error).__name__})"
             ) from None
-        return HttpReply(self._name, response)
+        return HttpReply(self._name, answer)
+
+    def _head(self, method: str, url: str | URL, headers: Mapping[str, str]) -> RequestHead:
+        key = (method, url, tuple(headers.items()))
+        head = self._heads.get(key)
+        if head is None:
+            ours = self._headers
+            if method == "GET":
+                ours = {k: v for k, v in ours.items() if k.lower() != "content-type"}
+            if len(self._heads) >= _HEADS_KEPT_MAX:
+                del self._heads[next(iter(self._heads))]
+            head = self._heads[key] = RequestHead(method, url, {**ours, **headers})
+        return head
 
     async def fetch(self, path: str, *, max_bytes: int) -> tuple[int, bytes]:
         """Ask for something small below the base URL; return the status and the body, cut after
@@ -158,52 +160,28 @@ class HttpUpstream:
             reply.abort()
         return reply.status, body[:max_bytes]
 
-    async def _send(
-        self, method: str, url: str | URL, body: bytes | None, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
-        """Send the request, again on another connection if the one from the pool was stale.
-
-        Servers close kept connections whenever they like (llama.cpp after every stream, whatever
-        its `Keep-Alive` says); the request that meets the close was never looked at.
-        """
-        assert self._session is not None
-        clock = asyncio.get_running_loop().time
-        while True:
-            dialling = Dialling()
-            started = clock()
-            try:
-                with dialling:
-                    return await self._session.request(
-                        method, url, data=body, headers=headers, allow_redirects=False
-                    )
-            except aiohttp.ClientConnectorError:
-                raise
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                if not dialling.reused or clock() - started > _STALE_WITHIN_S:
-                    raise
-
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        connector, self._connector = self._connector, None
+        if connector is not None:
+            await connector.close()
 
 
 class HttpReply:
     """An answered request; see `UpstreamReply`."""
 
-    __slots__ = ("_content", "_ended", "_left", "_lost", "_name", "_paused", "_response")
+    __slots__ = ("_answer", "_content", "_ended", "_left", "_lost", "_name", "_paused")
 
-    def __init__(self, name: str, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, name: str, answer: Answer) -> None:
         self._name = name
-        self._response = response
-        self._content = response.content
+        self._answer = answer
+        self._content = answer.content
         self._ended = False
         self._left: list[bytes] = []
         self._paused: asyncio.Transport | None = None
         self._lost: asyncio.Future[None] | None = None
-        connection = response.connection  # None once the whole body is here
-        if connection is not None and connection.protocol is not None:
-            self._lost = connection.protocol.closed
+        protocol = answer.protocol  # None once the whole body is here
+        if protocol is not None:
+            self._lost = protocol.closed
         if self._lost is not None:
             self._lost.add_done_callback(self._on_lost)
             # Once for each connection, however often it is used: nobody else looks at its end.
@@ -212,11 +190,11 @@ class HttpReply:
 
     @property
     def status(self) -> int:
-        return self._response.status
+        return self._answer.status
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return self._response.headers
+        return self._answer.headers
 
     async def read(self) -> bytes:
         if self._left:
@@ -250,9 +228,8 @@ class HttpReply:
     async def forward(self, push: Callable[[bytes], bool]) -> None:
         if self._left or not self._hand_over(push):
             return
-        connection, content = self._response.connection, self._content
-        protocol = connection.protocol if connection is not None else None
-        if not isinstance(protocol, UpstreamConnection) or self._lost is None or self._lost.done():
+        content, protocol = self._content, self._answer.protocol
+        if protocol is None or self._lost is None or self._lost.done():
             return
         transport = protocol.transport
         if transport is None:
@@ -299,10 +276,7 @@ class HttpReply:
         if self._ended:
             return
         self._end()
-        connection = self._response.connection
-        if connection is not None and connection.transport is not None:
-            connection.transport.abort()  # close() would first flush what we still send
-        self._response.close()
+        self._answer.abort()
 
     async def release(self) -> None:
         if self._ended:

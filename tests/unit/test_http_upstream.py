@@ -96,7 +96,7 @@ async def test_a_kept_connection_that_dies_at_work_is_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What the provider has worked on is not sent twice."""
-    monkeypatch.setattr("relay.upstreams.http._STALE_WITHIN_S", 0.05)
+    monkeypatch.setattr("relay.upstreams.asking._STALE_WITHIN_S", 0.05)
     closer = Closer(answers=1, delay_s=0.5)
     async with upstream_of(closer) as upstream:
         assert await ask(upstream) == 200

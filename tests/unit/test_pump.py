@@ -114,6 +114,54 @@ async def test_comments_after_the_last_finish_reason_do_not_put_it_off() -> None
     assert target.outcome is Outcome.COMPLETED
 
 
+class Forwarded(Reply):
+    """An upstream whose bytes are pushed as they come; `last` are the last, then it is silent."""
+
+    def __init__(self, first: bytes, *last: bytes) -> None:
+        super().__init__(first, then=None)
+        self._last = last
+
+    async def forward(self, push: Callable[[bytes], bool]) -> None:
+        for data in self._last:
+            if not push(data):
+                return
+            await asyncio.sleep(0)
+        await asyncio.Event().wait()
+
+
+async def test_silence_after_a_finish_reason_that_was_pushed_is_an_end() -> None:
+    target = relay()
+    reply = Forwarded(CHUNK % b"null", CHUNK % b"null", CHUNK % b'"stop"')
+    await asyncio.wait_for(pump(reply, target, Discard(), nothing, finish_grace_s=0.02), 5)
+    assert target.outcome is Outcome.COMPLETED
+    assert reply.count == 1  # what followed was awaited where it is pushed
+
+
+async def test_comments_that_are_pushed_after_a_finish_reason_do_not_put_it_off() -> None:
+    target = relay()
+    reply = Forwarded(CHUNK % b"null", CHUNK % b'"stop"', *([b": still here\n\n"] * 1_000_000))
+    await asyncio.wait_for(pump(reply, target, Discard(), nothing, finish_grace_s=0.02), 5)
+    assert target.outcome is Outcome.COMPLETED
+
+
+async def test_the_end_after_a_finish_reason_is_pushed() -> None:
+    target = relay()
+    reply = Forwarded(CHUNK % b"null", CHUNK % b'"stop"', b"data: [DONE]\n\n")
+    await asyncio.wait_for(pump(reply, target, Discard(), nothing), 5)
+    assert target.outcome is Outcome.COMPLETED
+
+
+async def test_an_answer_that_is_not_complete_may_be_silent() -> None:
+    task = asyncio.create_task(
+        pump(Forwarded(CHUNK % b"null"), relay(), Discard(), nothing, finish_grace_s=0.02)
+    )
+    await asyncio.sleep(0.2)
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_the_first_bytes_are_told_once() -> None:
     told: list[int] = []
     reply = Reply(b": c\n\n", CHUNK % b"null", CHUNK % b'"stop"', then=b"")
