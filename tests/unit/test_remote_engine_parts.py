@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from encoders.sse import SseDecoder, SseEvent
-from relay.engines.base import DocumentError
+from relay.engines.base import Completed, DocumentError, Usage
 from relay.engines.http import HttpEngine
-from relay.engines.remote.frames import FrameReader, frame_data
+from relay.engines.remote.frames import FrameReader, ending_of, frame_data
 from relay.engines.remote.outline import DOCUMENT_BYTES_MAX, outline
 from relay.engines.remote.substream import text_reader
 from relay.engines.remote.texts import Texts
@@ -227,3 +227,18 @@ def test_w3_2_token_frames_end_with_their_body() -> None:
     assert not reader.ended
     assert reader.eof() == b"a"
     assert reader.ended
+
+
+@pytest.mark.parametrize("odd", [None, "x", True, -1, [], {}, 10**400, float("nan"), "\ud800"])
+def test_w3_2_counts_of_an_engine_are_numbers_whatever_it_says(odd: Any) -> None:
+    counts = dict.fromkeys(("tasks", "completed", "failed", "skipped", "duration_ms", "more"), odd)
+    usages = ({"usage": odd}, {"usage": {"prompt_tokens": odd}})
+    for summary in (odd, counts, *usages):
+        frame = said("workflow_completed", execution_summary=summary, final_task_id=odd)
+        [event] = SseDecoder().feed(frame)
+        read = FrameReader("http://e", (), Redactor()).read(event)
+        assert isinstance(read, EngineFrame)
+        ending = ending_of([Say(read.name, read.frame)])
+        assert isinstance(ending, Completed)
+        assert ending.summary == dict.fromkeys(("tasks", "completed", "failed", "skipped"), 0)
+        assert ending.usage == Usage()

@@ -14,7 +14,7 @@ from relay.engines.embedded.document import ID_PATTERN
 JSON_CHARS: Final = 4 * 1024 * 1024
 PLAN_CHARS: Final = 256 * 1024
 _PLAN_OBJECTS: Final = 64  # looked at in one text
-_FENCED: Final = re.compile(r"```[A-Za-z0-9_-]*[ \t]*\r?\n(.*?)\r?\n?[ \t]*```", re.DOTALL)
+_FENCED: Final = re.compile(r"```[A-Za-z0-9_-]*[ \t]*\r?\n(.*?)```", re.DOTALL)
 _ID: Final = re.compile(ID_PATTERN)
 
 

@@ -281,16 +281,16 @@ class _Plain:
         self, value: Mapping[Any, Any], place: Place, depth: int
     ) -> Iterator[tuple[str, Any]]:
         for key, entry in value.items():
-            if isinstance(key, str):
-                yield key, self.make(entry, (*place, key), depth + 1)
-            else:
+            if not isinstance(key, str):
                 self._fail("a key must be text", place)
+            elif self._string(key, place, "a key ") is not None:
+                yield key, self.make(entry, (*place, key), depth + 1)
 
-    def _string(self, value: str, place: Place) -> str | None:
+    def _string(self, value: str, place: Place, what: str = "") -> str | None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            self._fail("holds half of a surrogate pair, which is no character", place)
+            self._fail(f"{what}holds half of a surrogate pair, which is no character", place)
             return None
         return value
 

@@ -79,14 +79,20 @@ class AnswerSchema:
         Each is at most a few hundred characters and holds no part of the value but names.
         """
         found: list[str] = []
-        for error in self._validator.iter_errors(value):
-            place = "".join(
-                f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path
-            ).lstrip(".")
-            message = _cut(error.message)
-            found.append(f"{_cut(place)}: {message}" if place else message)
-            if len(found) == _PROBLEMS:
-                break
+        try:
+            for error in self._validator.iter_errors(value):
+                place = "".join(
+                    f"[{step}]" if isinstance(step, int) else f".{step}"
+                    for step in error.instance_path
+                ).lstrip(".")
+                message = _cut(error.message)
+                found.append(f"{_cut(place)}: {message}" if place else message)
+                if len(found) == _PROBLEMS:
+                    break
+        except UnicodeError:
+            found.append("the value holds half of a surrogate pair, which is no character")
+        except ValueError:  # the validator takes 255 levels
+            found.append("the value is nested too deeply for its schema")
         return found
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SHAPES: Final = ("openai", "anthropic", "gemini", "token")
 TOKEN: Final = "token"
 _ABOUT_TASKS: Final = TEXT_ENDS | {STARTED}
+_COUNTED: Final = ("tasks", "completed", "failed", "skipped")
 _NAME_BYTES_MAX: Final = 200
 _LOOKED_INTO_MAX: Final = 64 * 1024
 _TASK_ID_MAX: Final = 512
@@ -162,9 +163,10 @@ def ending_of(finals: Sequence[Say]) -> Ending | None:
     verbatim = tuple((said.name, said.frame) for said in finals)
     outcome = finals[0]
     said = data_of(frame_data(outcome.frame))
-    summary = said.get("execution_summary")
-    summary = summary if isinstance(summary, dict) else {}
-    usage = _usage(summary.get("usage"))
+    told = said.get("execution_summary")
+    told = told if isinstance(told, dict) else {}
+    summary = {name: token_count(told, name) or 0 for name in _COUNTED}
+    usage = _usage(told.get("usage"))
     if outcome.name == YIELDED:
         return Yielded(
             task_id=_text(said.get("task_id")) or "",
