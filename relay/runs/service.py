@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from relay.engines.base import Envelope, Payer
-from relay.errors import RelayError
+from relay.engines.base import Envelope
 from relay.periodic import Periodic
 from relay.runs.hub import Hub
+from relay.runs.places import Places
 from relay.runs.run import Run
 from relay.runs.takeover import CANCELLED, end_row, envelope_of, hopeless
 from relay.stores.base import StoreError
@@ -25,8 +24,9 @@ from relay.stores.runs import ENDED, Batch, NewRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import ExitStack
 
-    from relay.engines.base import Engine, Source
+    from relay.engines.base import Engine, Payer, Source
     from relay.inflight import InFlight
     from relay.slots import Slots
     from relay.stores.runs import RunRow, RunStore
@@ -41,13 +41,6 @@ _CLAIMS: Final = 32
 _RETIRED_AT_ONCE: Final = 50
 _STOP_S: Final = 5.0
 _DAY_S: Final = 86_400.0
-
-
-class RunsFull(RelayError):
-    """This process works on as many runs as it may."""
-
-    status = 503
-    code = "overloaded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +87,10 @@ class RunService:
         self.store = store
         self._engines = engines
         self._inflight = inflight
-        self._slots = slots
+        self._places = Places(slots, runs_max)
         self._owner = owner
         self._orphan_after_s = orphan_after_s
         self._retention_s = retention_days * _DAY_S
-        self._runs_max = runs_max
         self._clock = clock
         self._started = False
         self._runs: dict[str, Run] = {}
@@ -177,7 +169,8 @@ class RunService:
         Raises:
             RunsFull, ConcurrencyExceeded: nothing was started. StoreError: likewise.
         """
-        slot = self._slot(beginning.payer, beginning.execution_id, beginning.max_concurrent)
+        org, limit = beginning.payer.org, beginning.max_concurrent
+        slot = self._places.take(org, beginning.execution_id, limit)
         work = self._begin(beginning, on_hub, slot)
         return await self._owned(work, only_for_caller=only_for_caller)
 
@@ -196,14 +189,6 @@ class RunService:
         self._beginning.discard(task)
         if not task.cancelled():
             task.exception()  # its caller may be gone
-
-    def _slot(self, payer: Payer, execution_id: str, limit: int | None) -> ExitStack:
-        """Take one of the org's slots; whoever gets the stack closes it (M1.2)."""
-        if len(self._runs) >= self._runs_max:
-            raise RunsFull(f"all {self._runs_max} runs of this gateway are in use", retry_after_s=5)
-        slot = ExitStack()
-        slot.enter_context(self._slots.hold(payer.org, execution_id, limit))
-        return slot
 
     async def _begin(
         self,
@@ -257,8 +242,7 @@ class RunService:
         Raises:
             RunsFull, ConcurrencyExceeded, StoreError: nothing was done.
         """
-        payer = Payer(org=row.org, key_id=row.key_id, trial=row.trial)
-        slot = self._slot(payer, row.execution_id, max_concurrent)
+        slot = self._places.take(row.org, row.execution_id, max_concurrent)
 
         async def go_on() -> Run | None:
             try:
@@ -341,8 +325,8 @@ class RunService:
 
     async def take_over(self) -> None:
         """Take up runs that were left by their processes (W2.5)."""
-        room = self._runs_max - len(self._runs)
-        if self._inflight.draining or room <= 0:
+        room = self._places.free
+        if self._inflight.draining or not room:
             return
         now = self._clock()
         rows = await self.store.claim_runs(
@@ -370,8 +354,7 @@ class RunService:
             return
         _log.warning("run %s was left by its process; it goes on here", row.execution_id)
         envelope = replace(await envelope_of(self.store, row), left=True)
-        slot = ExitStack()
-        slot.enter_context(self._slots.hold(row.org, row.execution_id, None))
+        slot = self._places.take_over(row.org, row.execution_id)
         self._start(envelope, head=row.head, generation=row.generation, slot=slot)
 
     async def _obey(self) -> None:

@@ -1,4 +1,4 @@
-"""Values that are JSON and fit nowhere: halves of emojis, levels without end, spaces without end."""
+"""Values that are JSON and fit nowhere: halves of emojis, levels and spaces without end."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from relay.engines.base import Completed, Failed, Yielded
 from relay.inflight import InFlight
 from relay.runs.follower import Follower
 from relay.runs.groups import NUMBERED, PLACED, VERBATIM
-from relay.runs.service import RunsFull
+from relay.runs.places import RunsFull
+from relay.runs.run import Run
 from relay.runs.takeover import ATTEMPTS_MAX
 from tests.support.running import ListSink, ScriptedEngine, beginning, done, service_over
 
@@ -399,6 +400,28 @@ async def test_a_process_works_on_so_many_runs_and_no_more(tmp_path: Path) -> No
         go.set()
         await asyncio.wait_for(first.ended.wait(), 10)
         await begun(service, ListSink())
+
+
+async def test_runs_that_begin_together_are_counted(tmp_path: Path) -> None:
+    """W1: they have their places before their rows are written."""
+    go = asyncio.Event()
+
+    async def wait(envelope: Envelope, outlet: Outlet) -> Ending:
+        await go.wait()
+        return Completed(final_task_id=None, summary={})
+
+    async with service_over(tmp_path / "s.db", ScriptedEngine(wait), runs_max=3) as service:
+        begins = [service.begin(beginning(), lambda _: None) for _ in range(20)]
+        told = await asyncio.gather(*begins, return_exceptions=True)
+        runs = [each for each in told if isinstance(each, Run)]
+        assert len(runs) == service.running == 3
+        assert [type(each) for each in told if each not in runs] == [RunsFull] * 17
+        go.set()
+        async with asyncio.timeout(10):
+            for run in runs:
+                await run.ended.wait()
+        for _ in range(3):  # every place is free again
+            await service.begin(beginning(), lambda _: None)
 
 
 async def test_w2_5_a_run_that_kills_every_process_ends_as_an_orphan(tmp_path: Path) -> None:
