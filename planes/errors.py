@@ -37,6 +37,16 @@ class RequestTimeout(RelayError):
     type = "invalid_request_error"
 
 
+class StoreUnavailable(RelayError):
+    """The store cannot be read or written now; why stands in the log."""
+
+    status = 503
+    code = "store_unavailable"
+
+    def __init__(self) -> None:
+        super().__init__("the gateway's store does not answer now; try again", retry_after_s=1)
+
+
 # What aiohttp itself refuses.
 HTTP_CODES: Final[Mapping[int, str]] = {
     404: "not_found",

@@ -12,6 +12,7 @@ from aiohttp import HttpVersion11, hdrs, web
 from planes.errors import (
     PayloadTooLarge,
     RequestTimeout,
+    StoreUnavailable,
     code_of_status,
     response_for,
     response_for_fault,
@@ -24,6 +25,7 @@ from planes.telemetry import Ended
 from relay.errors import BadRequest, ClientGone, GatewayFault, RelayError
 from relay.lifecycle import Outcome
 from relay.record import RequestRecord
+from relay.stores.base import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -76,6 +78,12 @@ async def _guarded(
         return _refusal(request, error, record)
     except web.HTTPException as error:
         return response_for_http(error, request, record.request_id)
+    except StoreError as error:
+        log.warning("store", request_id=record.request_id, path=request.path, reason=str(error))
+        if request.writer.output_size:
+            raise ConnectionError("a response has begun already") from error
+        record.error = StoreUnavailable()
+        return _refusal(request, record.error, record)
     except ConnectionError:
         raise  # aiohttp ends the connection
     except Exception as bug:  # the last border: whatever it was, the client gets an answer

@@ -34,6 +34,8 @@ LAG_S: Final = 2.0
 PAGE: Final = 128
 POLL_S: Final = 0.5
 CHECK_EVERY_S: Final = 15.0
+# A run that is cancelled leaves its texts open: its outcome is the last of them too.
+_LAST_OF_TEXTS: Final = workflow.TEXT_ENDS | {"workflow_error"}
 
 
 class FollowerSink(Protocol):
@@ -314,12 +316,17 @@ class Follower:
         events = page.events[:count]
         first, last = events[0].position, events[-1].position
         out: list[bytes] = []
-        if any(event.name in workflow.TEXT_ENDS for event in events):
+        if any(event.name in _LAST_OF_TEXTS for event in events):
             out += await self._open_texts()  # of texts that began before, and may end here
-        texts = {
-            text.position: text
-            for text in await self._store.texts(self._execution_id, first=first, last=last)
-        }
+        found = await self._store.texts(
+            self._execution_id, first=first, last=last, bytes_max=self._bytes_max
+        )
+        texts = {text.position: text for text in found}
+        # What is over the bound is read again when this was taken.
+        size = sum(len(text.raw) for text in found)
+        if size >= self._bytes_max:
+            last = found[-1].position
+            events = [event for event in events if event.position <= last]
         ended = False
         for event in events:
             out.append(self._wire.encode(FrameItem(event.position, event.name, event.frame)))

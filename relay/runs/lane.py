@@ -196,11 +196,15 @@ class Lane:
         if stream.chars:
             self._due.append(stream.take(task_id))
 
-    def take(self) -> Batch:
-        """Return what the store has to do next; `committed` must be called before the next one."""
+    def take(self, *, last: bool = False) -> Batch:
+        """Return what the store has to do next; `committed` must be called before the next one.
+
+        Args:
+            last: of the leg: its terminal is written with it.
+        """
         events = [item for item in self._waiting if isinstance(item, JournalEvent)]
         fresh = events[self._taken :]
-        if fresh:  # a durable frame flushes the transient ones admitted before it (J1.4)
+        if fresh or last:  # a durable frame flushes the transient ones admitted before it (J1.4)
             self._due += [
                 stream.take(task_id) for task_id, stream in self._open.items() if stream.chars
             ]

@@ -134,7 +134,7 @@ class RunOutlet:
         self._moved.set()
         self._work.set()
         await asyncio.wait({self._flusher})
-        return self._lane.take()
+        return self._lane.take(last=True)
 
     def publish(self, first: int) -> None:
         """What `close` returned is durable, from this position on."""

@@ -283,8 +283,14 @@ class RunStore(Protocol):
     async def read(self, execution_id: str, *, after: int, limit: int) -> JournalPage | None:
         """Return events after a position, at most so many; None if there is no such run."""
 
-    async def texts(self, execution_id: str, *, first: int, last: int) -> list[StoredText]:
-        """Texts that follow a `streaming_started` at these positions (inclusive), by position."""
+    async def texts(
+        self, execution_id: str, *, first: int, last: int, bytes_max: int | None = None
+    ) -> list[StoredText]:
+        """Texts that follow a `streaming_started` at these positions (inclusive), by position.
+
+        Args:
+            bytes_max: the one with which they have so many bytes is the last one.
+        """
 
     async def open_texts(self, execution_id: str, *, at: int) -> list[StoredText]:
         """Texts of streams that are open at position `at`, by position: `streaming_started` at or

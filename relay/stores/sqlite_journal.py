@@ -243,10 +243,15 @@ WHERE journal = ?1 AND position <= ?2 AND (ended_at IS NULL OR ended_at > ?2) AN
 
 
 def texts(
-    connection: sqlite3.Connection, journal: Journal, *, first: int, last: int
+    connection: sqlite3.Connection,
+    journal: Journal,
+    *,
+    first: int,
+    last: int,
+    bytes_max: int | None = None,
 ) -> list[StoredText]:
     streams = connection.execute(_TEXTS_BETWEEN, (journal.id, first, last)).fetchall()
-    return _texts_of(connection, journal.id, streams)
+    return _texts_of(connection, journal.id, streams, bytes_max)
 
 
 def open_texts(connection: sqlite3.Connection, journal: Journal, *, at: int) -> list[StoredText]:
@@ -255,10 +260,16 @@ def open_texts(connection: sqlite3.Connection, journal: Journal, *, at: int) -> 
 
 
 def _texts_of(
-    connection: sqlite3.Connection, journal: int, streams: Sequence[tuple[int, str]]
+    connection: sqlite3.Connection,
+    journal: int,
+    streams: Sequence[tuple[int, str]],
+    bytes_max: int | None = None,
 ) -> list[StoredText]:
     found: list[StoredText] = []
+    size = 0
     for position, task_id in streams:
+        if bytes_max is not None and size >= bytes_max:
+            break
         pieces = connection.execute(
             "SELECT raw, chars FROM texts WHERE journal = ? AND position = ? ORDER BY start",
             (journal, position),
@@ -267,4 +278,5 @@ def _texts_of(
             raw = b"".join(raw for raw, _ in pieces)
             chars = sum(chars for _, chars in pieces)
             found.append(StoredText(position=position, task_id=task_id, raw=raw, chars=chars))
+            size += len(raw)
     return found

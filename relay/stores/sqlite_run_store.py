@@ -130,8 +130,10 @@ class SqliteRuns:
         read = partial(journals.read, after=after, limit=limit)
         return await self._reader.run(lambda c: _of(c, execution_id, read, None))
 
-    async def texts(self, execution_id: str, *, first: int, last: int) -> list[StoredText]:
-        texts = partial(journals.texts, first=first, last=last)
+    async def texts(
+        self, execution_id: str, *, first: int, last: int, bytes_max: int | None = None
+    ) -> list[StoredText]:
+        texts = partial(journals.texts, first=first, last=last, bytes_max=bytes_max)
         return await self._reader.run(lambda c: _of(c, execution_id, texts, []))
 
     async def open_texts(self, execution_id: str, *, at: int) -> list[StoredText]:

@@ -206,6 +206,9 @@ async def test_texts_come_by_position(store: Store) -> None:
     texts = [(t.position, t.task_id, t.raw) for t in await store.runs.texts("e1", first=1, last=3)]
     assert texts == [(1, "t3", b"ab"), (2, "t1", b"a"), (3, "t2", b"ab")]
     assert await store.runs.texts("e1", first=1, last=3) == await store.runs.open_texts("e1", at=3)
+    for bytes_max, count in ((0, 0), (1, 1), (2, 1), (3, 2), (4, 3), (100, 3)):
+        found = await store.runs.texts("e1", first=1, last=3, bytes_max=bytes_max)
+        assert [text.position for text in found] == [1, 2, 3][:count]
 
 
 async def test_a_text_without_a_stream_or_with_a_gap_is_refused(store: Store) -> None:

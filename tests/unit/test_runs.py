@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from relay.engines.base import Ending, Envelope, Outlet
     from relay.runs.groups import Wire
     from relay.runs.hub import Hub
-    from relay.runs.run import Run
     from relay.runs.service import RunService
 
 
