@@ -140,7 +140,7 @@ def run(options: argparse.Namespace) -> int:
     except Refused as refused:
         return _refused(session, refused)
     except Unreachable as error:
-        print(f"sluicegate: {url}: {error}", file=sys.stderr)
+        say(f"{url}: {error}")
         if session.execution_id:
             _tell_ways(session)
         return FAILED
@@ -160,16 +160,16 @@ def _run(session: Session, asked: Asked) -> int:
         _leg(session, lambda link: link.follow())
     elif options.resume is not None:
         session.execution_id = options.resume
+        from planes.cli_run_events import count_of
+
         row = _short(session, lambda link: link.status())
-        session.tree.name = row.get("name") or ""
-        session.cursor.position = row.get("position") or 0
-        session.tree.status = row.get("status") or ""
-        session.tree.waits = row.get("waits_for") or {}
+        session.tree.take_row(row)
+        session.cursor.position = count_of(row.get("position")) or 0
         if options.answer is not None:
             answer = read_value(options, "--answer", options.answer)
             _leg(session, partial(_resume, answer))
         elif session.tree.status != "yielded":
-            print(f"sluicegate: the execution is {session.tree.status}", file=sys.stderr)
+            say(f"the execution is {session.tree.status}")
             return FAILED
     else:
         _leg(session, lambda link: link.begin(asked.document, asked.inputs))
@@ -196,7 +196,7 @@ def _answer(session: Session) -> bool:
         except Refused as refused:
             if refused.status != 400:
                 raise
-            print(f"sluicegate: {refused.message}", file=sys.stderr)
+            say(refused.message)
         else:
             return True
 
@@ -273,7 +273,7 @@ def _ended(session: Session) -> int:
         if tree.waits and tree.waits.get("prompt"):
             tell_question(tree.waits)
         command = _command(session, "--resume", session.execution_id, "--answer", "JSON")
-        print(f"sluicegate: to answer:\n  {command}", file=sys.stderr)
+        say(f"to answer:\n  {command}")
         return FAILED
     if tree.status != "completed":
         say(why(tree))
@@ -297,13 +297,14 @@ def _print_output(output: Any) -> None:
     from planes.cli_run_view import printable
 
     if isinstance(output, str):
-        shown = printable(output, lines=True) if sys.stdout.isatty() else output
-        data = shown.encode("utf-8", "replace")
+        data = output.encode("utf-8", "replace")
     else:
         try:
             data = orjson.dumps(output, option=orjson.OPT_INDENT_2)
         except orjson.JSONEncodeError:  # whole numbers and texts that it does not take
             data = dumps(output)
+    if sys.stdout.isatty():
+        data = printable(data.decode(), lines=True).encode()
     sys.stdout.buffer.write(data if data.endswith(b"\n") else data + b"\n")
     sys.stdout.flush()
 
@@ -323,12 +324,16 @@ def _refused(session: Session, refused: "Refused") -> int:
         say(str(refused))
         usage = refused.status == 400 and session.options.attach is None
         return USAGE if usage else FAILED
-    for problem in problems:
+    from planes.cli_run_view import printable
+
+    for told in problems:
+        problem = told if isinstance(told, dict) else {"message": told}
         place = [session.options.file]
         if problem.get("line") is not None:
             place += [str(problem["line"]), str(problem.get("column") or 1)]
         path = f"{problem['path']}: " if problem.get("path") else ""
-        print(f"{':'.join(place)}: {path}{problem.get('message')}", file=sys.stderr)
+        line = f"{':'.join(place)}: {path}{problem.get('message')}"
+        print(printable(line, lines=True), file=sys.stderr)
     return USAGE
 
 
@@ -349,4 +354,6 @@ def _command(session: Session, *arguments: str) -> str:
         if (value := getattr(session.options, name)) is not None
         for word in (f"--{name}", value)
     ]
-    return shlex.join(["sluicegate", "run", *arguments, *given])
+    from planes.cli_run_view import printable
+
+    return printable(shlex.join(["sluicegate", "run", *arguments, *given]))

@@ -15,6 +15,8 @@ from encoders.sse import SseEvent
 
 LAST = "workflow_result"
 RESET = "stream_reset"  # of a client that took nothing for too long; it may follow again
+_POSITION_DIGITS_MAX = 18
+_COUNT_MAX = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,7 @@ class RunEvent:
     @property
     def elapsed_s(self) -> float | None:
         """Seconds since the run began."""
-        elapsed = (self.payload or {}).get("elapsed_ms")
-        return elapsed / 1000 if isinstance(elapsed, int | float) else None
+        return seconds_of((self.payload or {}).get("elapsed_ms"))
 
 
 @dataclass(slots=True)
@@ -73,7 +74,8 @@ class Cursor:
             return None
         if name == "token":
             return self._token(payload or {})
-        position = int(event.id) if event.id.isdigit() else self.position + 1
+        is_one = event.id.isdigit() and len(event.id) <= _POSITION_DIGITS_MAX
+        position = int(event.id) if is_one else self.position + 1
         if position <= self.position:
             return None
         self.position, self.last = position, name
@@ -87,13 +89,30 @@ class Cursor:
         if not isinstance(task_id, str) or not isinstance(delta, str):
             return None
         had = self.chars.get(task_id, 0)
-        offset = payload.get("offset", had)
+        offset = count_of(payload.get("offset"))
+        offset = had if offset is None else offset
         new = delta[max(0, had - offset) :]
         if not new:
             return None
         self.chars[task_id] = had + len(new)
         told = {"task_id": task_id, "delta": new}
         return RunEvent("token", None, told, dumps(told))
+
+
+def count_of(value: Any) -> int | None:
+    """A count as engines and gateways tell it, None for what is none: what they send is not ours,
+    and a remote engine's frames pass as they came (W3.2).
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _COUNT_MAX:
+        return None
+    return value
+
+
+def seconds_of(value: Any) -> float | None:
+    """Milliseconds as seconds, None for what is no such number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value / 1000 if 0 <= value < _COUNT_MAX else None
 
 
 def json_line(event: RunEvent) -> bytes:

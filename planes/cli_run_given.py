@@ -103,7 +103,9 @@ def tell_question(waits: dict[str, Any]) -> None:
     """Say what a run waits for."""
     say(f"the run waits for an answer: {waits.get('prompt')}")
     if waits.get("schema") is not None:
-        print(f"JSON that fits {dumps(waits['schema']).decode()}", file=sys.stderr)
+        from planes.cli_run_view import printable
+
+        print(printable(f"JSON that fits {dumps(waits['schema']).decode()}"), file=sys.stderr)
 
 
 def say(text: str) -> None:

@@ -11,11 +11,13 @@ import contextlib
 import random
 import time
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import aiohttp
+from yarl import URL
 
 from encoders.json_text import dumps, loads
-from encoders.sse import SseDecoder
+from encoders.sse import SseDecoder, SseEventTooLarge
 from planes.cli_gateway import no_connection
 from planes.cli_run_events import LAST, Cursor
 
@@ -32,6 +34,9 @@ SILENCE_S: Final = 120.0  # a run says something each 15 s, unless it is told ot
 BACKOFF_S: Final = 0.5  # before the first new connection at most so long, then doubled
 BACKOFF_MAX_S: Final = 15.0
 GIVE_UP_S: Final = 300.0  # without a word of the gateway
+EVENT_BYTES_MAX: Final = 64 * 1024 * 1024  # a text of 16 MiB is one event, and may be escaped
+ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
+_REFUSAL_BYTES_MAX: Final = 1024 * 1024
 
 
 class Refused(Exception):
@@ -133,7 +138,7 @@ class Link:
             Refused: the answer, or the run waits for none. Unreachable.
         """
         self.cursor.last = ""
-        path = f"{BASE}/executions/{self.execution_id}/resume?positions=true"
+        path = f"{self._execution}/resume?positions=true"
         await self._leg(path, {"answer": answer})
 
     async def follow(self) -> None:
@@ -145,7 +150,7 @@ class Link:
         self._heard_at = time.monotonic()
         while True:
             before = self.cursor.position
-            path = f"{BASE}/executions/{self.execution_id}/events?after={before}"
+            path = f"{self._execution}/events?after={before}"
             why: Exception = Lost("the stream ended early")
             try:
                 if await self._open("GET", path) == 204 or self.cursor.last == LAST:
@@ -194,7 +199,7 @@ class Link:
                 began = True
                 self.execution_id = response.headers.get("x-execution-id", self.execution_id)
                 self._heard_at = time.monotonic()
-                decoder = SseDecoder()
+                decoder = SseDecoder(EVENT_BYTES_MAX)
                 async for piece in response.content.iter_any():
                     self._heard_at = time.monotonic()
                     for event in decoder.feed(piece):
@@ -202,6 +207,8 @@ class Link:
                         if told is not None:
                             self._told(told)
                 return response.status
+        except SseEventTooLarge as error:
+            raise Lost(f"the stream has {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if began:
                 raise Lost(f"the connection is lost ({_what(error)})") from error
@@ -219,7 +226,7 @@ class Link:
             async with self._request(method, path, None) as response:
                 if response.status not in (200, 202):
                     raise await _refused(response)
-                document = loads(await response.read())
+                document = loads(await _read(response, ANSWER_BYTES_MAX))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"no answer ({_what(error)})") from error
         except ValueError:
@@ -230,40 +237,64 @@ class Link:
 
     async def status(self) -> dict[str, Any]:
         """The run's row."""
-        return await self.ask("GET", f"{BASE}/executions/{self.execution_id}")
+        return await self.ask("GET", self._execution)
 
     async def cancel(self) -> dict[str, Any]:
         """Cancel the run; its row afterwards."""
-        return await self.ask("POST", f"{BASE}/executions/{self.execution_id}/cancel")
+        return await self.ask("POST", f"{self._execution}/cancel")
 
     async def output(self, task_id: str) -> Any:
         """The stored output of a task of the run that has ended."""
         self._heard_at = time.monotonic()
         while True:
             try:
-                told = await self.ask("GET", f"{BASE}/results/{self.execution_id}/{task_id}")
+                told = await self.ask(
+                    "GET", f"{BASE}/results/{_part(self.execution_id)}/{_part(task_id)}"
+                )
                 return told.get("output")
             except Unreachable as error:
                 await self._pause(error, "asking for the output again")
+
+    @property
+    def _execution(self) -> str:
+        return f"{BASE}/executions/{_part(self.execution_id)}"
 
     def _request(
         self, method: str, path: str, body: Any
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         data = dumps(body) if body is not None else None
         headers = {"Content-Type": "application/json"} if data is not None else None
-        return self._session.request(
-            method, self._url + path, data=data, headers=headers, allow_redirects=False
-        )
+        try:
+            url = URL(str(URL(self._url)).rstrip("/") + path, encoded=True)  # as `_part` made it
+        except ValueError:
+            raise aiohttp.InvalidURL(self._url) from None
+        return self._session.request(method, url, data=data, headers=headers, allow_redirects=False)
+
+
+def _part(name: str) -> str:
+    """A name as one part of a path: a remote engine's tasks may have any (W3.2)."""
+    return quote(name.encode("utf-8", "replace"), safe="")
 
 
 async def _refused(response: aiohttp.ClientResponse) -> Refused:
     asked = response.headers.get("retry-after", "")
     return Refused(
         response.status,
-        await response.read(),
+        await _read(response, _REFUSAL_BYTES_MAX),
         response.headers.get("x-request-id", ""),
-        retry_after_s=float(asked) if asked.isdigit() else None,
+        retry_after_s=float(asked) if asked.isascii() and asked.isdigit() else None,
     )
+
+
+async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """The answer's body, or so much of it: what is longer is nothing that a gateway sends."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > most:
+            response.close()
+            break
+    return bytes(body)
 
 
 def _what(error: BaseException) -> str:

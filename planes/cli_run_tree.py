@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from planes.cli_run_events import count_of, seconds_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from planes.cli_run_events import RunEvent
 
 TAIL_CHARS: Final = 240  # kept of a text
+_ID_CHARS_MAX: Final = 512  # of a task that is shown
 ENDED: Final = frozenset({"completed", "failed", "skipped"})
 _SKIPPED: Final = {"when": "`when` is false", "branch": "the other branch was taken"}
 State = Literal["waiting", "running", "retrying", "yielded", "completed", "failed", "skipped"]
@@ -95,10 +98,17 @@ class RunTree:
                 task.tail = (task.tail + (event.payload or {})["delta"])[-TAIL_CHARS:]
             return
         self.elapsed_s = event.elapsed_s or self.elapsed_s
-        if task_id is not None and event.name not in ("workflow_completed", "workflow_result"):
+        outcome = event.name in ("workflow_completed", "workflow_result")
+        if task_id is not None and len(task_id) <= _ID_CHARS_MAX and not outcome:
             task = self.tasks.get(task_id) or self._add(task_id)
             self._of_task(event.name, event.data, task)
         self._of_run(event.name, event.data)
+
+    def take_row(self, row: Mapping[str, Any]) -> None:
+        """Take what the status route tells of a run."""
+        self.name, self.status = _text(row.get("name")), _text(row.get("status"))
+        waits = row.get("waits_for")
+        self.waits = waits if isinstance(waits, dict) else {}
 
     def _of_run(self, name: str, data: dict[str, Any]) -> None:
         match name:
@@ -109,15 +119,14 @@ class RunTree:
             case "workflow_yielded":
                 self.waits = data
             case "workflow_error":
-                told = data.get("error")
-                self.error = told if isinstance(told, dict) else {"message": str(told)}
+                self.error = _error(data)
             case "workflow_completed":
                 told = data.get("execution_summary")
                 self.summary = told if isinstance(told, dict) else {}
-                self.final_task_id = data.get("final_task_id")
+                self.final_task_id = _text(data.get("final_task_id")) or None
             case "workflow_result":
                 self.status = _text(data.get("status")) or "completed"
-                self.final_task_id = data.get("final_task_id") or self.final_task_id
+                self.final_task_id = _text(data.get("final_task_id")) or self.final_task_id
             case _:
                 self.status = "running"
 
@@ -133,7 +142,7 @@ class RunTree:
                 task.tail = task.tail or _text(data.get("output_preview"))[:TAIL_CHARS]
                 self._ended(data, task)
             case "task_error":
-                error = data.get("error") or {}
+                error = _error(data)
                 task.note = f"{error.get('code')}: {error.get('message')}"
                 task.state = "retrying" if data.get("will_retry") else "failed"
                 if task.state == "failed":
@@ -153,39 +162,40 @@ class RunTree:
         task.kind = _text(data.get("kind")) or task.kind
         task.agent = _text(data.get("agent"))
         task.model = _text(data.get("model"))
-        task.attempt = data.get("attempt") or 1
+        task.attempt = count_of(data.get("attempt")) or 1
         if task.began_s is None:
             task.began_s = self.elapsed_s
 
     def _ended(self, data: dict[str, Any], task: Task) -> None:
-        told = data.get("duration_ms")
+        told = seconds_of(data.get("duration_ms"))
         if told is not None:
-            task.duration_s = told / 1000
+            task.duration_s = told
         elif task.began_s is not None:
             task.duration_s = self.elapsed_s - task.began_s
         usage = data.get("usage")
         if isinstance(usage, dict):
-            task.tokens = usage.get("total_tokens")
+            task.tokens = count_of(usage.get("total_tokens"))
 
     def _of_container(self, name: str, data: dict[str, Any], task: Task) -> None:
         match name:
             case "sequential_start" | "parallel_start" | "dynamic_generated":
-                for held in data.get("task_ids") or ():
+                for held in task_ids_of(data):
                     if held not in self.tasks:
                         self._add(held, task)
             case "condition_evaluated":
-                task.branch = data.get("branch")
+                task.branch = _text(data.get("branch")) or None
                 self._branches.append(task)
             case "batch_start":
-                task.total = data.get("total")
+                task.total = count_of(data.get("total"))
             case "batch_item_start":
                 self._open_items[f"{_suffix(task.id)}.{data.get('index')}"] = task
             case "batch_item_complete":
                 task.done += 1
                 task.items_failed += data.get("status") == "failed"
             case "batch_progress":
-                task.done = max(task.done, data.get("done") or 0)
-                task.total = data.get("total", task.total)
+                task.done = max(task.done, count_of(data.get("done")) or 0)
+                total = count_of(data.get("total"))
+                task.total = task.total if total is None else total
             case _:
                 pass
 
@@ -223,7 +233,7 @@ class RunTree:
 
         If something is left out, one line is left for saying so.
         """
-        everything = list(_walk(self.top, 0))
+        everything = list(_walk(self.top))
         if len(everything) <= most:
             return everything
         room = max(0, most - 1)
@@ -236,10 +246,12 @@ class RunTree:
         return [row for row in everything if row.task.id in wanted]
 
 
-def _walk(tasks: list[Task], depth: int) -> Iterator[Row]:
-    for task in tasks:
-        yield Row(depth, task)
-        yield from _walk(task.held, depth + 1)
+def _walk(tasks: list[Task]) -> Iterator[Row]:
+    waiting = [Row(0, task) for task in reversed(tasks)]
+    while waiting:
+        row = waiting.pop()
+        yield row
+        waiting += [Row(row.depth + 1, task) for task in reversed(row.task.held)]
 
 
 def held_by(document: Any) -> dict[str, str | None]:
@@ -267,6 +279,19 @@ def _suffix(task_id: str) -> str:
     """What an id has behind its written part, in a batch: `.3`."""
     _, dot, suffix = task_id.partition(".")
     return dot + suffix
+
+
+def task_ids_of(data: Mapping[str, Any]) -> list[str]:
+    """The ids that an event lists."""
+    told = data.get("task_ids")
+    if not isinstance(told, list):
+        return []
+    return [each for each in told if isinstance(each, str) and len(each) <= _ID_CHARS_MAX]
+
+
+def _error(data: Mapping[str, Any]) -> dict[str, Any]:
+    told = data.get("error")
+    return told if isinstance(told, dict) else {"message": str(told)}
 
 
 def _text(value: Any) -> str:

@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from planes.cli_run_events import json_line
+from planes.cli_run_tree import task_ids_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -146,7 +147,7 @@ def plain_line(event: RunEvent, tree: RunTree) -> str | None:
             failed = f", {data['failed']} failed" if data.get("failed") else ""
             return printable(f"{event.task_id}  {data.get('done')} of {data.get('total')}{failed}")
         case "dynamic_generated":
-            planned = len(data.get("task_ids") or ())
+            planned = len(task_ids_of(data))
             tasks = "task" if planned == 1 else "tasks"
             return printable(f"{event.task_id}  planned {planned} {tasks}")
         case "debate_round_complete":
@@ -250,8 +251,8 @@ def render(
 
     head = Text(no_wrap=True, overflow="ellipsis")
     head.append(printable(tree.name or "workflow"), "bold")
-    head.append(f"  {tree.status}  {now_s:.1f} s", _STYLES.get(tree.status, ""))
-    head.append(f"  {execution_id}", "dim")
+    head.append(f"  {printable(tree.status)}  {now_s:.1f} s", _STYLES.get(tree.status, ""))
+    head.append(f"  {printable(execution_id)}", "dim")
     most = max(3, console.height - 4)
     rows = tree.rows(most)
     drawn = Tree(head)
