@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from typing import Any
 
@@ -52,6 +53,39 @@ def test_what_a_schema_cannot_look_at_does_not_fit_it() -> None:
     ]
     assert texts.problems(nested(900)) == ["the value is nested too deeply for its schema"]
     assert texts.problems({"a": "x"}) == []
+
+
+MANY: dict[str, Any] = {"anyOf": [{"const": f"a{n}"} for n in range(2500)]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "told"),
+    [
+        ({"items": MANY}, [0] * 200_000, "too large for its schema"),
+        ({"items": MANY}, [0] * 1000, "too large to say where"),
+        ({"anyOf": [{"items": MANY}, {"const": 1}]}, [0] * 900, "too large to say where"),
+        ({"items": {"type": "string"}}, [0] * 300_000, "too large to say where"),
+        ({"items": {"type": "string"}}, [0] * 3_000_000, "too large for its schema"),
+        ({"additionalProperties": MANY}, dict.fromkeys(map(str, range(1000)), 0), "to say where"),
+        ({"allOf": [{"pattern": f"a*b{n}"} for n in range(60)]}, "a" * 20_000_000, "too large"),
+    ],
+)
+def test_a_schema_costs_little_whatever_it_is_and_whatever_is_held_to_it(
+    schema: dict[str, Any], value: Any, told: str
+) -> None:
+    """One answer could stop the process for a minute, or end it: gigabytes of problems."""
+    judge = AnswerSchema(schema)
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    [problem] = judge.problems(value)
+    assert told in problem
+    assert time.perf_counter() - began < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+def test_large_values_that_fit_are_taken() -> None:
+    schema = {"type": "array", "items": {"type": "object", "required": ["a"]}, "uniqueItems": True}
+    assert AnswerSchema(schema).problems([{"a": n} for n in range(200_000)]) == []
+    assert AnswerSchema({"type": "string", "pattern": "b$"}).problems("a" * 4_000_000 + "b") == []
 
 
 @pytest.mark.parametrize("reply", ['{"a": "\\ud83d"}', json.dumps(nested(900))])

@@ -31,3 +31,6 @@ EXPRESSION_DEPTH: Final = 40
 SCHEMA_BYTES: Final = 64 * 1024
 SCHEMA_NODES: Final = 10_000  # with every `$ref` written out
 SCHEMA_PATTERNS: Final = 64
+SCHEMA_VALUES: Final = 1_000_000  # that are held to one
+SCHEMA_STEPS: Final = 10_000_000  # its nodes times these values; below 0.3 s
+SCHEMA_TOLD: Final = 10_000  # up to so many steps all problems are looked for; below 0.1 s
