@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import time
 from typing import Any
@@ -130,6 +131,22 @@ def test_a_long_reply_is_read_in_linear_time(text: str) -> None:
     with pytest.raises(Unreadable):
         json_value(text)
     assert time.perf_counter() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"a": 1e999}', "1e999 is more than a double holds"),
+        ("[-1.5e400]", "-1.5e400 is more than a double holds"),
+        ("NaN", "NaN is not JSON"),
+        ("9" * 5000, "a whole number has more than 4,300 digits"),
+    ],
+)
+def test_a_reply_with_a_number_that_would_not_be_kept_is_no_json(text: str, told: str) -> None:
+    with pytest.raises(Unreadable, match=f"^the reply is no JSON: {re.escape(told)}$"):
+        json_value(text)
+    numbers = [1e308, -0.5, 12345678901234567890123]
+    assert json_value(json.dumps(numbers)) == numbers
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Small models put JSON between fences or into prose; what they mean is taken if i
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, Final, NoReturn
 
@@ -22,19 +23,33 @@ class Unreadable(ValueError):
     """The text is not what was asked for; the message says why, and names the bound if any."""
 
 
+class _NoNumber(ValueError):
+    """A number that JSON has no word for, or no double holds."""
+
+
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise _NoNumber(f"{name} is not JSON")
 
 
-_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):  # it would be stored as null
+        raise _NoNumber(f"{text[:32]} is more than a double holds")
+    return value
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def _decoded(text: str) -> Any:
     try:
-        value = _DECODER.decode(text)
+        return _DECODER.decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    return value
+    except (json.JSONDecodeError, _NoNumber):
+        raise
+    except ValueError:  # Python's own bound, and its own words for it
+        raise ValueError("a whole number has more than 4,300 digits") from None
 
 
 def json_value(text: str) -> Any:
