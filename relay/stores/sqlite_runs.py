@@ -83,6 +83,11 @@ _SELECT_RUN: Final = f"""
 SELECT {RUN.names} FROM journals JOIN runs ON runs.journal = journals.id
 JOIN run_requests ON run_requests.journal = journals.id"""
 
+_NEW_RUN: Final = f"""
+INSERT INTO runs (journal, {NEW_RUN.names}, state, generation, attempts, answers)
+VALUES (?, {NEW_RUN.marks}, 'running', 1, 1, '{{}}')"""
+_END_RUN: Final = f"UPDATE runs SET ({END.names}) = ({END.marks}) WHERE journal = ?"
+
 
 def stream_of(execution_id: str) -> str:
     """The name of a run's journal (J1.1)."""
@@ -98,11 +103,7 @@ def create_run(
         journal = create_journal(connection, stream_of(execution_id))
     except sqlite3.IntegrityError as error:
         raise StoreError(f"there is a run {execution_id!r} already") from error
-    connection.execute(
-        f"""INSERT INTO runs (journal, {NEW_RUN.names}, state, generation, attempts, answers)
-            VALUES (?, {NEW_RUN.marks}, 'running', 1, 1, '{{}}')""",
-        (journal.id, *row),
-    )
+    connection.execute(_NEW_RUN, (journal.id, *row))
     connection.execute(
         "INSERT INTO run_requests (journal, document, inputs) VALUES (?, ?, ?)",
         (journal.id, document, inputs),
@@ -239,9 +240,7 @@ def finish(
     journal = _writable(connection, execution_id, generation, states)
     if journal is None:
         return None
-    connection.execute(
-        f"UPDATE runs SET ({END.names}) = ({END.marks}) WHERE journal = ?", (*end, journal.id)
-    )
+    connection.execute(_END_RUN, (*end, journal.id))
     return journals.append(connection, journal, rows)
 
 
