@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from encoders import workflow
 from relay.engines.base import Usage
-from relay.runs.lane import Lane
+from relay.runs.lane import CHECKPOINT_WAIT_S, Lane
 from relay.stores.base import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from relay.runs.hub import Hub
+    from relay.runs.lane import Leaving
     from relay.stores.runs import Batch, RunStore
 
 _log: Final = logging.getLogger("sluicegate.runs")
@@ -65,6 +66,7 @@ class RunOutlet:
         self._lane = Lane(generation)
         self._work = asyncio.Event()
         self._moved = asyncio.Event()  # set and replaced whenever the store has caught up a bit
+        self._checkpoint: asyncio.TimerHandle | None = None  # the store is given text then
         self._closed = False
         self._flusher = asyncio.create_task(self._flush(), name=f"journal {execution_id}")
 
@@ -95,9 +97,14 @@ class RunOutlet:
         text = self._lane.token(task_id, raw)
         if text is not None:
             self._hub.publish([text])
-        if self._lane.has_work:
-            self._work.set()
-        return not self._lane.full
+        lane = self._lane
+        if lane.has_work:
+            if not lane.can_wait:
+                self._work.set()
+            elif self._checkpoint is None:
+                loop = asyncio.get_running_loop()
+                self._checkpoint = loop.call_later(CHECKPOINT_WAIT_S, self._work.set)
+        return not lane.full
 
     def came_to(self, summary: Mapping[str, Any], usage: Usage, *, unsaid: Usage) -> None:
         self.summary, self.usage = summary, usage
@@ -109,6 +116,7 @@ class RunOutlet:
             await self._moved.wait()
 
     async def settled(self) -> None:
+        self._work.set()  # text that waits for more is wanted now
         while not self._lane.idle and not self._closed:
             await self._moved.wait()
 
@@ -125,24 +133,35 @@ class RunOutlet:
 
     # -- the end ----------------------------------------------------------------------------------
 
+    def seal(self) -> None:
+        """Take nothing more, and give nothing more to the store: what is not durable yet is for
+        the terminal's transaction (`close`). Idempotent.
+        """
+        self._closed = True
+        self._stop_checkpoint()
+
     async def close(self) -> Batch:
-        """Take nothing more; return what is not durable yet, for the terminal's transaction.
+        """Return what is not durable yet, for the terminal's transaction.
 
         An append that runs is waited for. Not called twice.
         """
-        self._closed = True
+        self.seal()
         self._moved.set()
         self._work.set()
         await asyncio.wait({self._flusher})
         return self._lane.take(last=True)
 
-    def publish(self, first: int) -> None:
-        """What `close` returned is durable, from this position on."""
-        self._hub.publish(self._lane.committed(first))
+    def publish(self, first: int, then: Sequence[Leaving] = (), *, final: bool = False) -> None:
+        """What `close` returned is durable, from this position on.
+
+        Args:
+            then: what leaves behind it. final: as for `Hub.publish`.
+        """
+        self._hub.publish([*self._lane.committed(first), *then], final=final)
 
     def abandon(self) -> None:
         """The run goes on elsewhere: nothing more is written. Idempotent."""
-        self._closed = True
+        self.seal()
         self._moved.set()
         self._flusher.cancel()
 
@@ -154,6 +173,7 @@ class RunOutlet:
                 await self._work.wait()
                 self._work.clear()
                 while self._lane.has_work and not self._closed:
+                    self._stop_checkpoint()
                     first = await self._append(self._lane.take())
                     if first is None:
                         self._lose()
@@ -165,8 +185,13 @@ class RunOutlet:
             _log.exception("the journal of run %s failed", self._execution_id)
             self._lose()
 
+    def _stop_checkpoint(self) -> None:
+        if self._checkpoint is not None:
+            self._checkpoint.cancel()
+            self._checkpoint = None
+
     def _lose(self) -> None:
-        self._closed = True
+        self.seal()
         self._moved.set()
         self._lost()
 
