@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders import workflow
@@ -56,10 +57,10 @@ class RunOutlet:
         self._store = store
         self._hub = hub
         self._execution_id = execution_id
-        self._workflow_id = workflow_id
+        self._frames = workflow.RunFrames(workflow_id, execution_id)
         self._generation = generation
         self._started_at = started_at
-        self._lost = lost
+        self._lost: Callable[[], None] | None = lost  # not kept longer: who is told holds us
         self.summary: Mapping[str, Any] = {}
         self.usage = Usage()
         self.unsaid: Mapping[str, Any] = {}
@@ -122,14 +123,7 @@ class RunOutlet:
 
     def made(self, name: str, data: Mapping[str, Any]) -> bytes:
         """Return one frame of ours."""
-        return frame_of(
-            name,
-            data,
-            workflow_id=self._workflow_id,
-            execution_id=self._execution_id,
-            started_at=self._started_at,
-            now=time.time(),
-        )
+        return frame_of(self._frames, name, data, started_at=self._started_at, now=time.time())
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -149,6 +143,7 @@ class RunOutlet:
         self._moved.set()
         self._work.set()
         await asyncio.wait({self._flusher})
+        self._lost = None
         return self._lane.take(last=True)
 
     def publish(self, first: int, then: Sequence[Leaving] = (), *, final: bool = False) -> None:
@@ -164,6 +159,7 @@ class RunOutlet:
         self.seal()
         self._moved.set()
         self._flusher.cancel()
+        self._lost = None
 
     # -- the flusher ------------------------------------------------------------------------------
 
@@ -193,7 +189,8 @@ class RunOutlet:
     def _lose(self) -> None:
         self.seal()
         self._moved.set()
-        self._lost()
+        if self._lost is not None:
+            self._lost()
 
     async def _append(self, batch: Batch) -> int | None:
         delay_s = _RETRY_FIRST_S
@@ -207,27 +204,24 @@ class RunOutlet:
 
 
 def frame_of(
+    frames: workflow.RunFrames,
     name: str,
     data: Mapping[str, Any],
     *,
-    workflow_id: str,
-    execution_id: str,
     started_at: float,
     now: float,
 ) -> bytes:
     """Return one frame of ours (W2.1). Times are Unix seconds."""
-    payload = workflow.payload(
-        name,
-        data,
-        workflow_id=workflow_id,
-        execution_id=execution_id,
-        timestamp=timestamp(now),
-        elapsed_ms=max(0, round((now - started_at) * 1000)),
-    )
-    return workflow.frame(name, payload)
+    elapsed_ms = max(0, round((now - started_at) * 1000))
+    return frames.frame(name, data, timestamp=timestamp(now), elapsed_ms=elapsed_ms)
 
 
 def timestamp(at: float) -> str:
     """Unix seconds as ISO 8601 in UTC, to the millisecond."""
-    told = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-    return told.replace("+00:00", "Z")
+    second, micro = divmod(round(at * 1e6), 1_000_000)
+    return f"{_to_the_second(second)}.{micro // 1000:03}Z"
+
+
+@lru_cache(maxsize=4)
+def _to_the_second(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat().removesuffix("+00:00")

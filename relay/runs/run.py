@@ -40,6 +40,7 @@ class Run:
         hub: where it becomes visible; closed with the leg.
         generation: under which this process owns it. slot: held for the length of the leg.
         clock: Unix seconds. waits: told the id of a run that yielded, before `ended` is set.
+        tell: told once how its leg ended, for the log.
 
     Attributes:
         ended: set when nothing more happens here. ending: how it ended, None if it goes on
@@ -58,6 +59,7 @@ class Run:
         generation: int,
         clock: Callable[[], float],
         waits: Callable[[str], Awaitable[None]],
+        tell: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self.envelope = envelope
         self.hub = hub
@@ -70,6 +72,7 @@ class Run:
         self._generation = generation
         self._clock = clock
         self._waits = waits
+        self._tell = tell
         self._cancelled = self._lost = self._closing = False
         self._task: asyncio.Task[None] | None = None
         self._work: asyncio.Task[Ending] | None = None
@@ -236,8 +239,7 @@ class Run:
             "tasks_failed": summary["failed"],
             "duration_ms": summary["duration_ms"],
         }
-        told = {name: value for name, value in fields.items() if value is not None}
-        _log.info("run", extra={"fields": told})
+        self._tell({name: value for name, value in fields.items() if value is not None})
 
     async def _patiently(self, write: Callable[[], Any]) -> int | None:
         while True:

@@ -110,18 +110,16 @@ class Run:
     @contextmanager
     def beating(self, every_s: float) -> Iterator[None]:
         """Say a `heartbeat` after each silence of so many seconds within the block."""
-        timer = self._loop.call_later(every_s, lambda: beat())
-
-        def beat() -> None:
-            nonlocal timer
-            if self._clock() >= self._spoke_at + every_s:
-                self.emit("heartbeat", {"running": list(self.running)})
-            timer = self._loop.call_at(self._spoke_at + every_s, beat)
-
+        self._heart = self._loop.call_later(every_s, self._beat, every_s)
         try:
             yield
         finally:
-            timer.cancel()
+            self._heart.cancel()
+
+    def _beat(self, every_s: float) -> None:
+        if self._clock() >= self._spoke_at + every_s:
+            self.emit("heartbeat", {"running": list(self.running)})
+        self._heart = self._loop.call_at(self._spoke_at + every_s, self._beat, every_s)
 
 
 def measured(output: Any) -> tuple[int, str]:
