@@ -75,13 +75,22 @@ def create_journal(connection: sqlite3.Connection, stream: str) -> Journal:
     return Journal(made.lastrowid, 0, 1)
 
 
-def append(connection: sqlite3.Connection, journal: Journal, rows: BatchRows) -> int:
+def append(
+    connection: sqlite3.Connection, journal: Journal, rows: BatchRows, *, taken: int = 0
+) -> int:
     """Write a batch; return the position of its first event, the head if it has none.
+
+    Args:
+        taken: positions behind the head that the journal's row counts as given out already.
 
     Raises:
         StoreError: a text has no stream, or a gap.
     """
-    first = _append_events(connection, journal, rows.events) if rows.events else journal.head
+    first = journal.head
+    if rows.events:
+        first, head = _append_events(connection, journal, rows.events)
+        if head != journal.head + taken:
+            connection.execute("UPDATE journals SET head = ? WHERE id = ?", (head, journal.id))
     for piece in rows.texts:
         _append_text(connection, journal.id, piece)
     if rows.steps:
@@ -109,7 +118,8 @@ _WRITE: Final = tuple(
 
 def _append_events(
     connection: sqlite3.Connection, journal: Journal, events: Sequence[JournalEvent]
-) -> int:
+) -> tuple[int, int]:
+    """Write events; return the position of the first, and the new head."""
     head, first = journal.head, 0
     closed: set[str] = set()
     for start in range(0, len(events), _AT_ONCE):
@@ -123,9 +133,7 @@ def _append_events(
             if event.task_id and event.name in _ENDS:
                 _mark_stream(connection, journal.id, position, event, closed)
         head += len(fresh)
-    if head != journal.head:
-        connection.execute("UPDATE journals SET head = ? WHERE id = ?", (head, journal.id))
-    return first
+    return first, head
 
 
 def _write(
@@ -194,34 +202,31 @@ def _mark_stream(
 
 
 # The stream that a text follows, and how much of it is stored.
-_TEXT_PLACE: Final = """
-SELECT position, coalesce((
+_STREAM: Final = """text_streams WHERE journal = ?1 AND task_id = ?3
+AND position = (SELECT position FROM events WHERE journal = ?1 AND event_id = ?2)"""
+_STORED: Final = """coalesce((
     SELECT start + chars FROM texts
     WHERE journal = ?1 AND texts.position = text_streams.position ORDER BY start DESC LIMIT 1
-), 0) FROM text_streams
-WHERE journal = ?1 AND task_id = ?3
-AND position = (SELECT position FROM events WHERE journal = ?1 AND event_id = ?2)"""
+), 0)"""
+_WRITE_NEXT_TEXT: Final = f"""
+INSERT INTO texts (journal, position, start, chars, raw)
+SELECT ?1, position, ?4, ?5, ?6 FROM {_STREAM} AND {_STORED} = ?4"""
 
 
 def _append_text(connection: sqlite3.Connection, journal: int, piece: TextPiece) -> None:
     if not piece.raw and not piece.chars:
         return
-    place = connection.execute(
-        _TEXT_PLACE, (journal, text(piece.event_id), text(piece.task_id))
-    ).fetchone()
-    if place is None:
+    stream = journal, text(piece.event_id), text(piece.task_id)
+    written = connection.execute(_WRITE_NEXT_TEXT, (*stream, piece.offset, piece.chars, piece.raw))
+    if written.rowcount > 0:
+        return
+    found = connection.execute(f"SELECT {_STORED} FROM {_STREAM}", stream).fetchone()
+    if found is None:
         raise StoreError(f"the text of {piece.task_id!r} follows no `{_STARTS}` of its journal")
-    stream, stored = place
-    if piece.offset + piece.chars <= stored:
-        return  # said again
-    if piece.offset != stored:
+    if piece.offset + piece.chars > found[0]:  # else it is said again
         raise StoreError(
-            f"a piece of the text of {piece.task_id!r} begins at {piece.offset}, not at {stored}"
+            f"a piece of the text of {piece.task_id!r} begins at {piece.offset}, not at {found[0]}"
         )
-    connection.execute(
-        "INSERT INTO texts (journal, position, start, chars, raw) VALUES (?, ?, ?, ?, ?)",
-        (journal, stream, stored, piece.chars, piece.raw),
-    )
 
 
 def forget(connection: sqlite3.Connection, journal: Journal) -> None:
