@@ -69,7 +69,7 @@ class RunService:
         engines: by plane. owner: names this worker in rows, as in its lease.
         orphan_after_s: silence of a row that makes it an orphan (W2.5).
         retention_days: of journals and outputs. runs_max: at once in this process.
-        tell: told of each run that has ended, for the log.
+        tell: of each run that has ended, for the log.
     """
 
     def __init__(
