@@ -6,8 +6,8 @@
 
 Rules W2.2, W2.6, J1.2, J1.4. A frame leaves when it is committed, under the position that the store
 gave it. A token leaves at once unless a frame stands before it. Text is due every
-`CHECKPOINT_CHARS` characters, and is made durable with the next frame or a moment later; never token
-by token.
+`CHECKPOINT_CHARS` characters, and is made durable with the next frame or a moment later; never
+token by token.
 """
 
 from __future__ import annotations

@@ -154,7 +154,11 @@ def _write(
 def _write_rest(
     connection: sqlite3.Connection, journal: int, head: int, events: Sequence[JournalEvent]
 ) -> tuple[int, list[JournalEvent]]:
-    """Write those that are not there yet (J1.2); return the first one's position, and them."""
+    """Write those that are not there yet (J1.2); return the first one's position, and them.
+
+    Raises:
+        StoreError: the journal's row and its events differ.
+    """
     first = 0
     fresh: list[JournalEvent] = []
     for event in events:
@@ -163,7 +167,8 @@ def _write_rest(
             (journal, text(event.event_id)),
         ).fetchone()
         if found is None:
-            _write(connection, journal, head + len(fresh), [event])
+            if not _write(connection, journal, head + len(fresh), [event]):
+                raise StoreError(f"a journal has an event behind its head, {head}")
             fresh.append(event)
         first = first or (found[0] if found else head + len(fresh))
     return first, fresh
