@@ -170,6 +170,7 @@ class Bench:
             "type": "batch", "id": "b", "items": list(range(items)), "concurrency": 50,
             "task": task,
         }  # fmt: skip
+        rows_before = self._rows()
         before, began = rss_kib(self._pid), time.monotonic()
         body = {"workflow": {"name": "w", "tasks": [batch]}}
         async with self._http.post("/v1/workflows/execute-stream", json=body) as response:
@@ -181,9 +182,7 @@ class Bench:
             run = response.headers["x-execution-id"]
         took_s = time.monotonic() - began
         peak = max(peak, rss_kib(self._pid))
-        with sqlite3.connect(self._database) as database:
-            (texts,) = database.execute("SELECT count(*) FROM texts").fetchone()
-            (events,) = database.execute("SELECT count(*) FROM events").fetchone()
+        texts, events = (now - had for now, had in zip(self._rows(), rows_before, strict=True))
         async with self._http.get(f"/v1/workflows/executions/{run}") as response:
             assert (await response.json())["execution_summary"]["completed"] == items + 1
         return {
@@ -194,6 +193,13 @@ class Bench:
             "text_rows": texts,
             "event_rows": events,
         }
+
+    def _rows(self) -> tuple[int, int]:
+        """Of texts and of events, so far."""
+        with sqlite3.connect(self._database) as database:
+            (texts,) = database.execute("SELECT count(*) FROM texts").fetchone()
+            (events,) = database.execute("SELECT count(*) FROM events").fetchone()
+        return texts, events
 
     async def followers(self) -> dict[str, float]:
         """Many who follow one run to its end."""

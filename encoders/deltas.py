@@ -85,6 +85,11 @@ class DeltaReader:
         if text is not None:
             return text
         out: list[bytes] = []
+        texts_end = self._texts.reach(events)
+        text = self._texts.run(events[:texts_end])
+        if text is not None:  # the last read of most streams: texts, then what ends them
+            out.append(text)
+            events = events[texts_end:]
         try:
             for event in events.split(_END):
                 if event:
@@ -212,6 +217,11 @@ class _Around:
             after = after[: padding.start(1)]
         self._before, self._after = _HEAD + before, after if self._padded else after + _END
         self._seam = self._after + self._before
+
+    def reach(self, events: bytes) -> int:
+        """Where the last event that looks like a text ends; 0 if none does."""
+        at = events.rfind(self._before) if self._before else -1
+        return events.index(_END, at) + len(_END) if at >= 0 else 0
 
     def run(self, events: bytes) -> bytes | None:
         """Return the texts of these events, joined; None if one of them is anything else."""

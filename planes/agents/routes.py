@@ -23,7 +23,7 @@ from relay.runs.service import Beginning
 from relay.stores.base import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from aiohttp import web
 
@@ -281,9 +281,9 @@ def _as_completion(finished: _Finished) -> dict[str, Any]:
 # -- agents ---------------------------------------------------------------------------------------
 
 
-def _served(request: web.Request) -> dict[str, str]:
+def _served(request: web.Request) -> Mapping[str, str]:
     """The agents that can be called, with their model's slug."""
-    return dict(request.app[CALLER].agents())
+    return request.app[CALLER].agents()
 
 
 def _agent(request: web.Request) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from planes.logs import request_line
 from planes.settings import HttpEngine
 from planes.version import USER_AGENT
 from relay.engines.embedded.agent import AgentEngine
@@ -38,6 +39,7 @@ def make_runs(gateway: Gateway, caller: AgentCaller, *, store: RunStore) -> RunS
         orphan_after_s=settings.orphan_after_s,
         retention_days=gateway.settings.journal.retention_days,
         runs_max=settings.max_runs,
+        tell=lambda fields: request_line("info", fields, "run"),
     )
 
 

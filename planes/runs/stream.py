@@ -82,7 +82,7 @@ class RunStream:
                 await self.follower.serve()
         except GatewayShutdown:  # the run goes on in the next process
             told = self._wire.cut("the gateway is restarting")
-            if told:
+            if told and not self.follower.at_end:
                 await self._sink.write(told)
         await self._sink.finish()
         self._record.outcome = Outcome.COMPLETED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from encoders.json_text import dumps
 from planes.gateway import GATEWAY, RECORD
 from planes.json_bodies import json_response
 from planes.runs.access import (
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from relay.stores.runs import RunRow, RunStore
 
 PLANE: Final = "workflows"
-_CHECKED_HERE_MAX: Final = 8 * 1024  # characters of YAML; more are checked in a thread
+# Bytes of a document and the inputs: what takes no longer than to tell a thread; more are checked
+# in one.
+_CHECKED_HERE_MAX: Final = 8 * 1024
 
 
 async def execute_stream(request: web.Request) -> web.StreamResponse:
@@ -94,7 +97,7 @@ async def check(request: web.Request, document: str | Mapping[str, Any], inputs:
     """
     engine = request.app[RUNS].engine(PLANE)
     try:
-        if isinstance(document, str) and len(document) <= _CHECKED_HERE_MAX:
+        if _is_small(document, inputs):
             return engine.check(document, inputs)
         return await asyncio.to_thread(engine.check, document, inputs)
     except DocumentError as error:
@@ -145,6 +148,14 @@ async def _asked(request: web.Request, principal: Principal) -> Beginning:
         plane=PLANE,
         max_concurrent=principal.max_concurrent,
     )
+
+
+def _is_small(document: str | Mapping[str, Any], inputs: Any) -> bool:
+    try:
+        size = len(document) if isinstance(document, str) else len(dumps(document))
+        return size + len(dumps(inputs)) <= _CHECKED_HERE_MAX
+    except (TypeError, ValueError):
+        return False  # whatever it is, the check tells
 
 
 def _nobody(_: Hub) -> None:

@@ -63,15 +63,22 @@ class Caller:
         self._asker = asker
         self._router = router
         self._defaults = defaults
+        # The slugs that do not change while the routes do not: all but providers' default models.
+        self._slugs: tuple[Router, Mapping[str, str]] | None = None
+        self._asks_providers = any(_only_provider(spec) is not None for spec in specs.values())
 
     def agents(self) -> Mapping[str, str]:
         router = self._router()
+        if self._slugs is not None and self._slugs[0] is router:
+            return self._slugs[1]
         found: dict[str, str] = {}
         for name, spec in self._specs.items():
             try:
                 found[name] = self._known_target(router, spec).slug
             except ModelNotFound:
                 continue  # nobody serves it; the start said so
+        if not self._asks_providers:
+            self._slugs = router, found
         return found
 
     async def call(self, call: AgentCall, sink: AgentSink) -> AgentReply:

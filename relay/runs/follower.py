@@ -44,6 +44,9 @@ class FollowerSink(Protocol):
     def push(self, data: bytes) -> bool:
         """Send at once; whether more may be sent."""
 
+    def last(self, data: bytes) -> bool:
+        """As `push`, if nothing follows: it may leave with the end of the response."""
+
     async def drain(self) -> None:
         """Wait until more may be sent."""
 
@@ -137,14 +140,14 @@ class Follower:
     def _deliver(self, group: Group) -> None:
         data = group.encoded(self._wire)
         if data:
-            self._push(data)
+            self._push(data, final=group.final)
         if group.last:
             self._position = group.last
 
-    def _push(self, data: bytes) -> None:
+    def _push(self, data: bytes, *, final: bool = False) -> None:
         self._pushed_at = self._now()
         try:
-            self._ready = self._sink.push(data)
+            self._ready = self._sink.last(data) if final else self._sink.push(data)
         except ConnectionError as error:
             self._ready = self._live = False
             self._gone = error
@@ -178,6 +181,11 @@ class Follower:
 
     # -- the client's side ----------------------------------------------------------------------
 
+    @property
+    def at_end(self) -> bool:
+        """Whether the client was told how it ended: nothing may follow."""
+        return self._wire.ends(self._position)
+
     async def serve(self) -> None:
         """Follow until the run or its leg ends, the client is reset, or may not follow any more.
 
@@ -195,7 +203,7 @@ class Follower:
 
     async def _step(self) -> bool:
         """Do what is to be done next; False at the end."""
-        if self._wire.ends(self._position):
+        if self.at_end:
             return False
         if self._now() >= self._check_at:
             self._check_at = self._now() + CHECK_EVERY_S

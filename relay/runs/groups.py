@@ -127,12 +127,14 @@ class Group:
 
     Attributes:
         last: the position of its last frame, 0 if it has none.
+        final: whether the run has ended with it.
     """
 
-    __slots__ = ("_encoded", "items", "last")
+    __slots__ = ("_encoded", "final", "items", "last")
 
-    def __init__(self, items: Sequence[Item]) -> None:
+    def __init__(self, items: Sequence[Item], *, final: bool = False) -> None:
         self.items = items
+        self.final = final
         frames = (item.position for item in reversed(items) if isinstance(item, FrameItem))
         self.last = next(frames, 0)
         self._encoded: dict[Wire, bytes] = {}

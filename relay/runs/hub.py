@@ -63,8 +63,12 @@ class Hub:
         """How many follow."""
         return len(self._listeners)
 
-    def publish(self, leaving: list[Leaving]) -> None:
-        """Make items visible."""
+    def publish(self, leaving: list[Leaving], *, final: bool = False) -> None:
+        """Make items visible.
+
+        Args:
+            final: the run has ended with them: followers are sent nothing after these.
+        """
         if not leaving or self._closed:
             return
         items: list[Item] = []
@@ -85,7 +89,7 @@ class Hub:
                 items.append(TokenItem(stream, item.raw, stream.chars))
                 stream.add(item.raw, item.chars)
         if self._listeners and items:
-            group = Group(items)
+            group = Group(items, final=final)
             for listener in self._listeners:
                 listener.offer(group)
 

@@ -5,8 +5,9 @@
             └──────────────┘ tokens with no frame before them leave at once
 
 Rules W2.2, W2.6, J1.2, J1.4. A frame leaves when it is committed, under the position that the store
-gave it. A token leaves at once unless a frame stands before it. Text is made durable every
-`CHECKPOINT_CHARS` characters and with every frame; never token by token.
+gave it. A token leaves at once unless a frame stands before it. Text is due every
+`CHECKPOINT_CHARS` characters, and is made durable with the next frame or a moment later; never
+token by token.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CHECKPOINT_CHARS: Final = 512
+# Text that is due alone waits so long for a frame, or for more of it: nobody waits for its commit.
+CHECKPOINT_WAIT_S: Final = 0.1
+_DUE_MAX: Final = 16  # pieces; more do not wait
 TASK: Final = "task/"  # the step of a finished task is this and its id
 # What may wait for the store: beyond it whoever makes text is asked to wait.
 WAITING_ITEMS_MAX: Final = 1000
@@ -121,6 +125,11 @@ class Lane:
     def has_work(self) -> bool:
         """Whether `take` would return something."""
         return self._events > self._taken or bool(self._due) or bool(self._steps)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether what `take` would return is a little text."""
+        return self._events == self._taken and not self._steps and len(self._due) < _DUE_MAX
 
     def emit(
         self, name: str, frame: bytes, task_id: str = "", steps: Mapping[str, Any] | None = None

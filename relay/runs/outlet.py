@@ -11,17 +11,19 @@ import asyncio
 import logging
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders import workflow
 from relay.engines.base import Usage
-from relay.runs.lane import Lane
+from relay.runs.lane import CHECKPOINT_WAIT_S, Lane
 from relay.stores.base import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from relay.runs.hub import Hub
+    from relay.runs.lane import Leaving
     from relay.stores.runs import Batch, RunStore
 
 _log: Final = logging.getLogger("sluicegate.runs")
@@ -55,16 +57,17 @@ class RunOutlet:
         self._store = store
         self._hub = hub
         self._execution_id = execution_id
-        self._workflow_id = workflow_id
+        self._frames = workflow.RunFrames(workflow_id, execution_id)
         self._generation = generation
         self._started_at = started_at
-        self._lost = lost
+        self._lost: Callable[[], None] | None = lost  # not kept longer: who is told holds us
         self.summary: Mapping[str, Any] = {}
         self.usage = Usage()
         self.unsaid: Mapping[str, Any] = {}
         self._lane = Lane(generation)
         self._work = asyncio.Event()
         self._moved = asyncio.Event()  # set and replaced whenever the store has caught up a bit
+        self._checkpoint: asyncio.TimerHandle | None = None  # the store is given text then
         self._closed = False
         self._flusher = asyncio.create_task(self._flush(), name=f"journal {execution_id}")
 
@@ -95,9 +98,14 @@ class RunOutlet:
         text = self._lane.token(task_id, raw)
         if text is not None:
             self._hub.publish([text])
-        if self._lane.has_work:
-            self._work.set()
-        return not self._lane.full
+        lane = self._lane
+        if lane.has_work:
+            if not lane.can_wait:
+                self._work.set()
+            elif self._checkpoint is None:
+                loop = asyncio.get_running_loop()
+                self._checkpoint = loop.call_later(CHECKPOINT_WAIT_S, self._work.set)
+        return not lane.full
 
     def came_to(self, summary: Mapping[str, Any], usage: Usage, *, unsaid: Usage) -> None:
         self.summary, self.usage = summary, usage
@@ -109,42 +117,49 @@ class RunOutlet:
             await self._moved.wait()
 
     async def settled(self) -> None:
+        self._work.set()  # text that waits for more is wanted now
         while not self._lane.idle and not self._closed:
             await self._moved.wait()
 
     def made(self, name: str, data: Mapping[str, Any]) -> bytes:
         """Return one frame of ours."""
-        return frame_of(
-            name,
-            data,
-            workflow_id=self._workflow_id,
-            execution_id=self._execution_id,
-            started_at=self._started_at,
-            now=time.time(),
-        )
+        return frame_of(self._frames, name, data, started_at=self._started_at, now=time.time())
 
     # -- the end ----------------------------------------------------------------------------------
 
+    def seal(self) -> None:
+        """Take nothing more, and give nothing more to the store: what is not durable yet is for
+        the terminal's transaction (`close`). Idempotent.
+        """
+        self._closed = True
+        self._stop_checkpoint()
+
     async def close(self) -> Batch:
-        """Take nothing more; return what is not durable yet, for the terminal's transaction.
+        """Return what is not durable yet, for the terminal's transaction.
 
         An append that runs is waited for. Not called twice.
         """
-        self._closed = True
+        self.seal()
         self._moved.set()
         self._work.set()
         await asyncio.wait({self._flusher})
+        self._lost = None
         return self._lane.take(last=True)
 
-    def publish(self, first: int) -> None:
-        """What `close` returned is durable, from this position on."""
-        self._hub.publish(self._lane.committed(first))
+    def publish(self, first: int, then: Sequence[Leaving] = (), *, final: bool = False) -> None:
+        """What `close` returned is durable, from this position on.
+
+        Args:
+            then: what leaves behind it. final: as for `Hub.publish`.
+        """
+        self._hub.publish([*self._lane.committed(first), *then], final=final)
 
     def abandon(self) -> None:
         """The run goes on elsewhere: nothing more is written. Idempotent."""
-        self._closed = True
+        self.seal()
         self._moved.set()
         self._flusher.cancel()
+        self._lost = None
 
     # -- the flusher ------------------------------------------------------------------------------
 
@@ -154,6 +169,7 @@ class RunOutlet:
                 await self._work.wait()
                 self._work.clear()
                 while self._lane.has_work and not self._closed:
+                    self._stop_checkpoint()
                     first = await self._append(self._lane.take())
                     if first is None:
                         self._lose()
@@ -165,10 +181,16 @@ class RunOutlet:
             _log.exception("the journal of run %s failed", self._execution_id)
             self._lose()
 
+    def _stop_checkpoint(self) -> None:
+        if self._checkpoint is not None:
+            self._checkpoint.cancel()
+            self._checkpoint = None
+
     def _lose(self) -> None:
-        self._closed = True
+        self.seal()
         self._moved.set()
-        self._lost()
+        if self._lost is not None:
+            self._lost()
 
     async def _append(self, batch: Batch) -> int | None:
         delay_s = _RETRY_FIRST_S
@@ -182,27 +204,24 @@ class RunOutlet:
 
 
 def frame_of(
+    frames: workflow.RunFrames,
     name: str,
     data: Mapping[str, Any],
     *,
-    workflow_id: str,
-    execution_id: str,
     started_at: float,
     now: float,
 ) -> bytes:
     """Return one frame of ours (W2.1). Times are Unix seconds."""
-    payload = workflow.payload(
-        name,
-        data,
-        workflow_id=workflow_id,
-        execution_id=execution_id,
-        timestamp=timestamp(now),
-        elapsed_ms=max(0, round((now - started_at) * 1000)),
-    )
-    return workflow.frame(name, payload)
+    elapsed_ms = max(0, round((now - started_at) * 1000))
+    return frames.frame(name, data, timestamp=timestamp(now), elapsed_ms=elapsed_ms)
 
 
 def timestamp(at: float) -> str:
     """Unix seconds as ISO 8601 in UTC, to the millisecond."""
-    told = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-    return told.replace("+00:00", "Z")
+    second, micro = divmod(round(at * 1e6), 1_000_000)
+    return f"{_to_the_second(second)}.{micro // 1000:03}Z"
+
+
+@lru_cache(maxsize=4)
+def _to_the_second(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat().removesuffix("+00:00")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("sluicegate.runs")
 _RETRY_S: Final = 0.5
+_INTERRUPTED_S: Final = 0.1
 
 
 class Run:
@@ -39,6 +40,7 @@ class Run:
         hub: where it becomes visible; closed with the leg.
         generation: under which this process owns it. slot: held for the length of the leg.
         clock: Unix seconds. waits: told the id of a run that yielded, before `ended` is set.
+        tell: told once how its leg ended, for the log.
 
     Attributes:
         ended: set when nothing more happens here. ending: how it ended, None if it goes on
@@ -57,6 +59,7 @@ class Run:
         generation: int,
         clock: Callable[[], float],
         waits: Callable[[str], Awaitable[None]],
+        tell: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self.envelope = envelope
         self.hub = hub
@@ -69,6 +72,7 @@ class Run:
         self._generation = generation
         self._clock = clock
         self._waits = waits
+        self._tell = tell
         self._cancelled = self._lost = self._closing = False
         self._task: asyncio.Task[None] | None = None
         self._work: asyncio.Task[Ending] | None = None
@@ -131,7 +135,7 @@ class Run:
 
     async def _to_its_end(self) -> None:
         try:
-            ending = await self._engine_s()
+            ending = await self._supervised()
         except (GatewayShutdown, GatewayDraining):
             self._closing = True
             ending = None
@@ -147,16 +151,23 @@ class Run:
         else:
             await self._give_up()
 
-    async def _engine_s(self) -> Ending | None:
+    async def _engine_s(self) -> Ending:
+        ending = await self._engine.run(self.envelope, self._outlet)
+        self._outlet.seal()  # what it said last is made durable together with its end
+        return ending
+
+    async def _supervised(self) -> Ending | None:
         """Let the engine work; None: it was stopped, and the run goes on elsewhere."""
         with self._inflight.request():
             async with self._inflight.interruptible():
-                self._work = asyncio.ensure_future(self._engine.run(self.envelope, self._outlet))
+                self._work = asyncio.create_task(self._engine_s())
                 if self._cancelled or self._closing or self._lost:
                     self._work.cancel()
                 try:
                     await asyncio.wait({self._work})
                 except asyncio.CancelledError:  # the end of a grace
+                    # Calls are ended by it themselves, and know why; the rest is stopped behind.
+                    await asyncio.wait({self._work}, timeout=_INTERRUPTED_S)
                     self._work.cancel()
                     await asyncio.wait({self._work})
                     raise
@@ -209,9 +220,11 @@ class Run:
         if first is None:
             _log.info("run %s was ended by another", self.execution_id)
             return
-        self._outlet.publish(first)
-        at = first + len(batch.events)
-        self.hub.publish([CommittedFrame(at + n, event) for n, event in enumerate(terminal)])
+        frames = [
+            CommittedFrame(at, event)
+            for at, event in enumerate(terminal, first + len(batch.events))
+        ]
+        self._outlet.publish(first, frames, final=not isinstance(ending, Yielded))
         self.ending = ending
         self.hub.close(complete=True)
         error = error_of(ending) if isinstance(ending, Failed) else {}
@@ -226,8 +239,7 @@ class Run:
             "tasks_failed": summary["failed"],
             "duration_ms": summary["duration_ms"],
         }
-        told = {name: value for name, value in fields.items() if value is not None}
-        _log.info("run", extra={"fields": told})
+        self._tell({name: value for name, value in fields.items() if value is not None})
 
     async def _patiently(self, write: Callable[[], Any]) -> int | None:
         while True:

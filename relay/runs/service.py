@@ -69,6 +69,7 @@ class RunService:
         engines: by plane. owner: names this worker in rows, as in its lease.
         orphan_after_s: silence of a row that makes it an orphan (W2.5).
         retention_days: of journals and outputs. runs_max: at once in this process.
+        tell: of each run that has ended, for the log.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class RunService:
         orphan_after_s: float,
         retention_days: float,
         runs_max: int,
+        tell: Callable[[Mapping[str, Any]], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
@@ -91,6 +93,7 @@ class RunService:
         self._owner = owner
         self._orphan_after_s = orphan_after_s
         self._retention_s = retention_days * _DAY_S
+        self._tell = tell
         self._clock = clock
         self._started = False
         self._runs: dict[str, Run] = {}
@@ -291,6 +294,7 @@ class RunService:
             generation=generation,
             clock=self._clock,
             waits=self._end_if_cancelled,
+            tell=self._tell,
         )
         self._runs[envelope.execution_id] = run
         run.on_end(lambda: self._runs.pop(envelope.execution_id, None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from encoders.workflow import data_of
+from encoders.workflow import RunFrames, data_of
 from relay.engines.base import Envelope, Failed, Past, Payer
 from relay.engines.embedded.memory import Memory
 from relay.engines.past import past_of
@@ -78,18 +78,12 @@ async def end_row(store: RunStore, row: RunRow, failed: Failed, now: float) -> N
     summary = summary_of(counts, known.usage, now - row.created_at)
     if row.usage and not counted:
         summary["usage"] = row.usage
+    frames = RunFrames(row.workflow_id, row.execution_id)
     events = [
         JournalEvent(
             event_id=f"{row.generation}.end.{name}",
             name=name,
-            frame=frame_of(
-                name,
-                data,
-                workflow_id=row.workflow_id,
-                execution_id=row.execution_id,
-                started_at=row.created_at,
-                now=now,
-            ),
+            frame=frame_of(frames, name, data, started_at=row.created_at, now=now),
         )
         for name, data in last_events(failed, row.execution_id, summary)
     ]

@@ -7,6 +7,7 @@ lies before it.
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,7 +18,6 @@ from relay.stores.runs import JournalPage, StoredEvent, StoredText
 from relay.stores.sqlite_rows import text
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Iterable, Mapping, Sequence
 
     from relay.stores.runs import Batch, JournalEvent, TextPiece
@@ -75,77 +75,128 @@ def create_journal(connection: sqlite3.Connection, stream: str) -> Journal:
     return Journal(made.lastrowid, 0, 1)
 
 
-def append(connection: sqlite3.Connection, journal: Journal, rows: BatchRows) -> int:
+def append(
+    connection: sqlite3.Connection, journal: Journal, rows: BatchRows, *, taken: int = 0
+) -> int:
     """Write a batch; return the position of its first event, the head if it has none.
+
+    Args:
+        taken: positions behind the head that the journal's row counts as given out already.
 
     Raises:
         StoreError: a text has no stream, or a gap.
     """
-    positions = _append_events(connection, journal, rows.events) if rows.events else []
+    first = journal.head
+    if rows.events:
+        first, head = _append_events(connection, journal, rows.events)
+        if head != journal.head + taken:
+            connection.execute("UPDATE journals SET head = ? WHERE id = ?", (head, journal.id))
     for piece in rows.texts:
         _append_text(connection, journal.id, piece)
-    connection.executemany(
-        "INSERT INTO steps (journal, key, value) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-        [(journal.id, key, value) for key, value in rows.steps],
-    )
-    connection.executemany(
-        """INSERT INTO outputs (journal, task_id, value) VALUES (?, ?, ?)
-           ON CONFLICT (journal, task_id) DO UPDATE SET value = excluded.value""",
-        [(journal.id, task_id, value) for task_id, value in rows.outputs],
-    )
-    return positions[0] if positions else journal.head
+    if rows.steps:
+        connection.executemany(
+            "INSERT INTO steps (journal, key, value) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            [(journal.id, key, value) for key, value in rows.steps],
+        )
+    if rows.outputs:
+        connection.executemany(
+            """INSERT INTO outputs (journal, task_id, value) VALUES (?, ?, ?)
+               ON CONFLICT (journal, task_id) DO UPDATE SET value = excluded.value""",
+            [(journal.id, task_id, value) for task_id, value in rows.outputs],
+        )
+    return first
+
+
+# One statement for several rows: with each, this thread takes a turn at the interpreter's lock.
+_AT_ONCE: Final = 16
+_WRITE: Final = tuple(
+    "INSERT INTO events (journal, position, event_id, name, task_id, frame) VALUES "
+    + ", ".join(["(?, ?, ?, ?, ?, ?)"] * count)
+    for count in range(_AT_ONCE + 1)
+)
 
 
 def _append_events(
     connection: sqlite3.Connection, journal: Journal, events: Sequence[JournalEvent]
-) -> list[int]:
-    head = journal.head
-    positions: list[int] = []
+) -> tuple[int, int]:
+    """Write events; return the position of the first, and the new head."""
+    head, first = journal.head, 0
+    closed: set[str] = set()
+    for start in range(0, len(events), _AT_ONCE):
+        part = events[start : start + _AT_ONCE]
+        fresh: Sequence[JournalEvent] = part
+        begins_at = head + 1
+        if not _write(connection, journal.id, head, part):
+            begins_at, fresh = _write_rest(connection, journal.id, head, part)
+        first = first or begins_at
+        for position, event in enumerate(fresh, head + 1):
+            if event.task_id and event.name in _ENDS:
+                _mark_stream(connection, journal.id, position, event, closed)
+        head += len(fresh)
+    return first, head
+
+
+def _write(
+    connection: sqlite3.Connection, journal: int, head: int, events: Sequence[JournalEvent]
+) -> bool:
+    """Write events behind the head; False, and nothing written, if one is there already."""
+    values: list[object] = []
+    for position, event in enumerate(events, head + 1):
+        ids = text(event.event_id), text(event.name), text(event.task_id)
+        values += (journal, position, *ids, event.frame)
+    try:
+        connection.execute(_WRITE[len(events)], values)
+    except sqlite3.IntegrityError:
+        return False
+    return True
+
+
+def _write_rest(
+    connection: sqlite3.Connection, journal: int, head: int, events: Sequence[JournalEvent]
+) -> tuple[int, list[JournalEvent]]:
+    """Write those that are not there yet (J1.2); return the first one's position, and them.
+
+    Raises:
+        StoreError: the journal's row and its events differ.
+    """
+    first = 0
+    fresh: list[JournalEvent] = []
     for event in events:
-        event_id = text(event.event_id)
-        added = connection.execute(
-            """INSERT INTO events (journal, position, event_id, name, task_id, frame)
-               VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (journal, event_id) DO NOTHING""",
-            (
-                journal.id,
-                head + 1,
-                event_id,
-                text(event.name),
-                text(event.task_id),
-                event.frame,
-            ),
-        )
-        if added.rowcount < 1:
-            positions.append(_position_of(connection, journal.id, event_id))
-            continue
-        head += 1
-        positions.append(head)
-        if event.task_id and event.name in _ENDS:
-            _mark_stream(connection, journal.id, head, event)
-    if head != journal.head:
-        connection.execute("UPDATE journals SET head = ? WHERE id = ?", (head, journal.id))
-    return positions
-
-
-def _position_of(connection: sqlite3.Connection, journal: int, event_id: str) -> int:
-    (position,) = connection.execute(
-        "SELECT position FROM events WHERE journal = ? AND event_id = ?", (journal, event_id)
-    ).fetchone()
-    return int(position)
+        found = connection.execute(
+            "SELECT position FROM events WHERE journal = ? AND event_id = ?",
+            (journal, text(event.event_id)),
+        ).fetchone()
+        if found is None:
+            if not _write(connection, journal, head + len(fresh), [event]):
+                raise StoreError(f"a journal has an event behind its head, {head}")
+            fresh.append(event)
+        first = first or (found[0] if found else head + len(fresh))
+    return first, fresh
 
 
 def _mark_stream(
-    connection: sqlite3.Connection, journal: int, position: int, event: JournalEvent
+    connection: sqlite3.Connection,
+    journal: int,
+    position: int,
+    event: JournalEvent,
+    closed: set[str],
 ) -> None:
-    """End the task's open stream, and begin one if the event does."""
+    """End the task's open stream, and begin one if the event does.
+
+    Args:
+        closed: tasks of this append that have no open stream; kept.
+    """
     # INDEXED BY: SQLite would rather read all streams of the journal, by its primary key.
     task_id = text(event.task_id)
-    connection.execute(
-        """UPDATE text_streams INDEXED BY open_text_streams SET ended_at = ?
-           WHERE journal = ? AND task_id = ? AND ended_at IS NULL""",
-        (position, journal, task_id),
-    )
+    if task_id not in closed:
+        connection.execute(
+            """UPDATE text_streams INDEXED BY open_text_streams SET ended_at = ?
+               WHERE journal = ? AND task_id = ? AND ended_at IS NULL""",
+            (position, journal, task_id),
+        )
+        closed.add(task_id)
     if event.name == _STARTS:
+        closed.discard(task_id)
         connection.execute(
             """INSERT INTO text_streams (journal, position, task_id, open_from)
                SELECT ?1, ?2, ?3, coalesce(min(position), ?2)
@@ -155,32 +206,32 @@ def _mark_stream(
         )
 
 
+# The stream that a text follows, and how much of it is stored.
+_STREAM: Final = """text_streams WHERE journal = ?1 AND task_id = ?3
+AND position = (SELECT position FROM events WHERE journal = ?1 AND event_id = ?2)"""
+_STORED: Final = """coalesce((
+    SELECT start + chars FROM texts
+    WHERE journal = ?1 AND texts.position = text_streams.position ORDER BY start DESC LIMIT 1
+), 0)"""
+_WRITE_NEXT_TEXT: Final = f"""
+INSERT INTO texts (journal, position, start, chars, raw)
+SELECT ?1, position, ?4, ?5, ?6 FROM {_STREAM} AND {_STORED} = ?4"""
+
+
 def _append_text(connection: sqlite3.Connection, journal: int, piece: TextPiece) -> None:
     if not piece.raw and not piece.chars:
         return
-    stream = connection.execute(
-        """SELECT position FROM text_streams WHERE journal = ?1 AND task_id = ?3 AND position =
-           (SELECT position FROM events WHERE journal = ?1 AND event_id = ?2)""",
-        (journal, text(piece.event_id), text(piece.task_id)),
-    ).fetchone()
-    if stream is None:
+    stream = journal, text(piece.event_id), text(piece.task_id)
+    written = connection.execute(_WRITE_NEXT_TEXT, (*stream, piece.offset, piece.chars, piece.raw))
+    if written.rowcount > 0:
+        return
+    found = connection.execute(f"SELECT {_STORED} FROM {_STREAM}", stream).fetchone()
+    if found is None:
         raise StoreError(f"the text of {piece.task_id!r} follows no `{_STARTS}` of its journal")
-    last = connection.execute(
-        """SELECT start + chars FROM texts WHERE journal = ? AND position = ?
-           ORDER BY start DESC LIMIT 1""",
-        (journal, *stream),
-    ).fetchone()
-    stored = last[0] if last else 0
-    if piece.offset + piece.chars <= stored:
-        return  # said again
-    if piece.offset != stored:
+    if piece.offset + piece.chars > found[0]:  # else it is said again
         raise StoreError(
-            f"a piece of the text of {piece.task_id!r} begins at {piece.offset}, not at {stored}"
+            f"a piece of the text of {piece.task_id!r} begins at {piece.offset}, not at {found[0]}"
         )
-    connection.execute(
-        "INSERT INTO texts (journal, position, start, chars, raw) VALUES (?, ?, ?, ?, ?)",
-        (journal, *stream, stored, piece.chars, piece.raw),
-    )
 
 
 def forget(connection: sqlite3.Connection, journal: Journal) -> None:

@@ -21,7 +21,7 @@ from relay.stores.sqlite_run_rows import (
 )
 
 if TYPE_CHECKING:
-    from relay.stores.runs import RunRow, RunState, StoredWorkflow
+    from relay.stores.runs import RunRow, StoredWorkflow
     from relay.stores.sqlite_journal import BatchRows
     from relay.stores.sqlite_rows import Row
 
@@ -83,6 +83,17 @@ _SELECT_RUN: Final = f"""
 SELECT {RUN.names} FROM journals JOIN runs ON runs.journal = journals.id
 JOIN run_requests ON run_requests.journal = journals.id"""
 
+_NEW_RUN: Final = f"""
+INSERT INTO runs (journal, {NEW_RUN.names}, state, generation, attempts, answers)
+VALUES (?, {NEW_RUN.marks}, 'running', 1, 1, '{{}}')"""
+# Whoever does not own a run has no generation, and may end one that waits too.
+_END_RUN: Final = f"""
+UPDATE runs SET ({END.names}) = ({END.marks})
+WHERE journal = (SELECT id FROM journals WHERE stream = ?{len(END) + 1})
+AND (state = 'running' AND generation = ?{len(END) + 2}
+    OR ?{len(END) + 2} IS NULL AND state IN ('running', 'yielded'))
+RETURNING journal"""
+
 
 def stream_of(execution_id: str) -> str:
     """The name of a run's journal (J1.1)."""
@@ -98,11 +109,7 @@ def create_run(
         journal = create_journal(connection, stream_of(execution_id))
     except sqlite3.IntegrityError as error:
         raise StoreError(f"there is a run {execution_id!r} already") from error
-    connection.execute(
-        f"""INSERT INTO runs (journal, {NEW_RUN.names}, state, generation, attempts, answers)
-            VALUES (?, {NEW_RUN.marks}, 'running', 1, 1, '{{}}')""",
-        (journal.id, *row),
-    )
+    connection.execute(_NEW_RUN, (journal.id, *row))
     connection.execute(
         "INSERT INTO run_requests (journal, document, inputs) VALUES (?, ?, ?)",
         (journal.id, document, inputs),
@@ -223,8 +230,9 @@ def resume_run(
 def append(
     connection: sqlite3.Connection, execution_id: str, generation: int, rows: BatchRows
 ) -> int | None:
-    journal = _writable(connection, execution_id, generation, ("running",))
-    return journals.append(connection, journal, rows) if journal else None
+    count = len(rows.events)
+    journal = _writable(connection, execution_id, generation, count)
+    return journals.append(connection, journal, rows, taken=count) if journal else None
 
 
 def finish(
@@ -235,35 +243,38 @@ def finish(
     end: Row,
 ) -> int | None:
     """Args: end: of `row_of_end`."""
-    states: tuple[RunState, ...] = ("running", "yielded") if generation is None else ("running",)
-    journal = _writable(connection, execution_id, generation, states)
-    if journal is None:
+    ended = connection.execute(_END_RUN, (*end, stream_of(execution_id), generation)).fetchone()
+    if ended is None:
         return None
-    connection.execute(
-        f"UPDATE runs SET ({END.names}) = ({END.marks}) WHERE journal = ?", (*end, journal.id)
-    )
-    return journals.append(connection, journal, rows)
+    count = len(rows.events)
+    row = connection.execute(f"{_TAKE} id = ? {_TAKEN}", (count, *ended, count)).fetchone()
+    return journals.append(connection, Journal(*row), rows, taken=count)
+
+
+# Positions are given out by the statement that looks who may write: each is a turn at a lock.
+_TAKE: Final = "UPDATE journals SET head = head + ? WHERE"
+_TAKEN: Final = "RETURNING id, head - ?, oldest"
+_OWNED: Final = """stream = ? AND EXISTS (
+    SELECT 1 FROM runs WHERE journal = journals.id AND state = 'running' AND generation = ?
+)"""
 
 
 def _writable(
-    connection: sqlite3.Connection,
-    execution_id: str,
-    generation: int | None,
-    states: tuple[RunState, ...],
+    connection: sqlite3.Connection, execution_id: str, generation: int, count: int
 ) -> Journal | None:
-    """The run's journal, if the run is in one of these states under this generation (J1.3).
+    """The run's journal as it was, and so many positions behind its head given out, if the run is
+    running under this generation (J1.3).
 
     The transaction has the database's only write lock: nobody else can change the row before it
     ends.
     """
-    row = connection.execute(
-        """SELECT id, head, oldest, state, generation FROM journals
-           JOIN runs ON runs.journal = journals.id WHERE stream = ?""",
-        (stream_of(execution_id),),
-    ).fetchone()
-    if row is None or row[3] not in states or generation not in (None, row[4]):
-        return None
-    return Journal(*row[:3])
+    owned = stream_of(execution_id), generation
+    if count:
+        row = connection.execute(f"{_TAKE} {_OWNED} {_TAKEN}", (count, *owned, count)).fetchone()
+    else:
+        query = f"SELECT id, head, oldest FROM journals WHERE {_OWNED}"
+        row = connection.execute(query, owned).fetchone()
+    return Journal(*row) if row else None
 
 
 def steps(connection: sqlite3.Connection, journal: Journal) -> dict[str, Any]:

@@ -157,6 +157,19 @@ async def test_an_event_said_twice_is_one_event(store: Store) -> None:
     assert row.head == 6
 
 
+@pytest.mark.parametrize("known", [0, 15, 16, 17, 39])
+async def test_of_many_events_one_is_there_already(store: Store, known: int) -> None:
+    """J1.2: it keeps its position, wherever it stands; the others have no gap."""
+    ids = [f"e{n}" for n in range(40)]
+    await begun(store, events("first", ids[known]))
+    first = 2 if known == 0 else 3
+    assert await store.runs.append("e1", 1, events(*ids)) == first
+    others = [id_ for id_ in ids if id_ != ids[known]]
+    expected = ["first", ids[known], *others]
+    assert await frames(store) == [stored(n + 1, event(id_)) for n, id_ in enumerate(expected)]
+    assert await store.runs.append("e1", 1, events("last")) == 42
+
+
 async def test_an_identity_is_the_journals_own(store: Store) -> None:
     for name in ("e1", "e2"):
         await store.runs.create_run(new_run(name), events("a"))

@@ -50,12 +50,19 @@ class ListSink:
         self.data = b""
         self.writes = 0
         self.stuck = False
+        self.ended = False  # nothing may come any more
         self._taking = asyncio.Event()
 
     def push(self, data: bytes) -> bool:
+        assert not self.ended
         self.data += data
         self.writes += 1
         return not self.stuck
+
+    def last(self, data: bytes) -> bool:
+        ready = self.push(data)
+        self.ended = True
+        return ready
 
     async def drain(self) -> None:
         while self.stuck:

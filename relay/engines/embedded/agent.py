@@ -6,7 +6,7 @@ overrides?, on_disconnect?}`. Events, checkpoints and takeovers are those of any
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.engines.base import Checked
@@ -14,6 +14,7 @@ from relay.engines.embedded.calls import call_agent
 from relay.engines.embedded.engine import EmbeddedEngine
 from relay.engines.embedded.limits import TIMEOUT_S
 from relay.engines.embedded.lives import Job
+from relay.engines.embedded.loading import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from relay.engines.base import Ending, Envelope, Outlet
     from relay.engines.embedded.document import Task
     from relay.engines.embedded.lives import Life, OnError
+    from relay.engines.embedded.loading import Loaded
     from relay.engines.embedded.scope import Scope
 
 _UNUSED: Final = "its messages are asked instead"
@@ -39,14 +41,19 @@ class AgentEngine(EmbeddedEngine):
         asked = envelope.document
         assert not isinstance(asked, str)
         agent = asked["agent"]
-        task = {"type": "task", "id": agent, "agent": agent, "prompt": _UNUSED}
-        workflow = {"name": agent, "timeout_s": TIMEOUT_S, "tasks": [task]}
-        loaded = self._loader.load({"workflow": workflow}, {}, agents=[agent])
 
         def job(task: Task, scope: Scope, on_error: OnError | None) -> Job:
             return Job(task_id=agent, kind="task", agent=agent, work=partial(_call, asked))
 
-        return await self.work(envelope, outlet, loaded, job)
+        return await self.work(envelope, outlet, _document_of(agent), job)
+
+
+@lru_cache(maxsize=256)
+def _document_of(agent: str) -> Loaded:
+    """Return the document of all runs of an agent."""
+    task = {"type": "task", "id": agent, "agent": agent, "prompt": _UNUSED}
+    workflow = {"name": agent, "timeout_s": TIMEOUT_S, "tasks": [task]}
+    return load({"workflow": workflow}, {}, agents=[agent])
 
 
 async def _call(asked: Mapping[str, Any], life: Life) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders.json_text import dumps
@@ -11,7 +12,7 @@ from relay.engines.base import Usage
 from relay.engines.embedded.memory import Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from relay.agents.base import AgentCaller
     from relay.engines.base import Envelope, Outlet
@@ -57,7 +58,8 @@ class Run:
         self._items: dict[str, int] = {}
         self._items_in_all = 0
         self.leg = secrets.token_hex(4)
-        self._clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
         self._spoke_at = self._clock()
 
     def now(self) -> float:
@@ -105,18 +107,19 @@ class Run:
         self._spoke_at = self._clock()
         return self.outlet.token(task_id, raw)
 
-    async def beat(self, every_s: float, ended: asyncio.Event) -> None:
-        """Say a `heartbeat` after each silence of so many seconds, until the run has ended."""
-        while not ended.is_set():
-            left = self._spoke_at + every_s - self._clock()
-            if left <= 0:
-                self.emit("heartbeat", {"running": list(self.running)})
-                continue
-            try:
-                async with asyncio.timeout(left):
-                    await ended.wait()
-            except TimeoutError:
-                pass
+    @contextmanager
+    def beating(self, every_s: float) -> Iterator[None]:
+        """Say a `heartbeat` after each silence of so many seconds within the block."""
+        self._heart = self._loop.call_later(every_s, self._beat, every_s)
+        try:
+            yield
+        finally:
+            self._heart.cancel()
+
+    def _beat(self, every_s: float) -> None:
+        if self._clock() >= self._spoke_at + every_s:
+            self.emit("heartbeat", {"running": list(self.running)})
+        self._heart = self._loop.call_at(self._spoke_at + every_s, self._beat, every_s)
 
 
 def measured(output: Any) -> tuple[int, str]:

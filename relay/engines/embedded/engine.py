@@ -16,7 +16,7 @@ from relay.engines.base import Checked, Completed, DocumentError, Failed, Yielde
 from relay.engines.embedded.children import run_task
 from relay.engines.embedded.context import Run
 from relay.engines.embedded.failures import Paused, TaskFailed, stopped_by
-from relay.engines.embedded.group import Guard, run_group
+from relay.engines.embedded.group import Guard
 from relay.engines.embedded.kinds import job_of
 from relay.engines.embedded.loading import Loader
 from relay.engines.embedded.places import Places
@@ -109,22 +109,17 @@ class EmbeddedEngine:
             job=job,
             jitter=self._jitter,
         )
-        ended = asyncio.Event()
-        endings: list[Ending] = []
-
-        async def work() -> None:
-            try:
-                endings.append(await _work(run, loaded))
-            finally:
-                ended.set()
-
         try:
-            await run_group([work(), run.beat(self._heartbeat_s, ended)])
+            with run.beating(self._heartbeat_s):
+                ending = await _work(run, loaded)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError  # whatever failed in that moment
         except BaseException:
             unsaid = run.unsaid()
             outlet.came_to(run.memory.summary(), run.memory.usage + unsaid, unsaid=unsaid)
             raise
-        return endings[0]
+        return ending
 
     async def cancelled(self, execution_id: str) -> None:
         """Nothing is left to do: the run's calls ended with its task."""
