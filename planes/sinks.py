@@ -114,14 +114,17 @@ class SseSink:
             await self.drain()
 
     def push(self, data: bytes) -> bool:
-        transport = self._transport
+        transport, watch = self._transport, self._watch
         assert transport is not None, "push() before commit()"
+        assert watch is not None
         if self._head_waits:
             self._send_head()
         if transport.is_closing():
             raise ConnectionResetError("the client is gone")
         # One chunk (RFC 9112 §7.1); the headers have left, so this is all that aiohttp would do.
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        if watch.timer is not None and not transport.get_write_buffer_size():
+            return True
         return self._taken()
 
     def _taken(self) -> bool:
@@ -129,7 +132,7 @@ class SseSink:
         transport, watch = self._transport, self._watch
         assert transport is not None
         assert watch is not None
-        if watch.idle or transport.get_write_buffer_size():
+        if watch.timer is None or transport.get_write_buffer_size():
             watch.begin()
             return not self._request.protocol.writing_paused
         return True
@@ -209,41 +212,39 @@ class StallWatch:
     thousands of slow readers may wait at once, and what is unsent may outlive its request. It runs
     fast only while bytes wait in this process: those of a client that reads are in the kernel. One
     serves all answers of a connection: what it looks at is the connection's.
+
+    Attributes:
+        timer: of the next look; None while it does not watch.
     """
 
     def __init__(self, transport: asyncio.Transport, stall_s: float) -> None:
         self._transport = transport
         self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None
         self._since = 0.0
         self._slow = False
         self._unsent = 0
         self._acked = 0
 
-    @property
-    def idle(self) -> bool:
-        """Whether it is not watching."""
-        return self._timer is None
-
     def begin(self) -> None:
         """Watch until nothing waits."""
-        if self._timer is None:
+        if self.timer is None:
             self._since = self._loop.time()
             self._unsent = 0
             self._slow = not self._transport.get_write_buffer_size()
             self._again()
         elif self._slow and self._transport.get_write_buffer_size():
-            self._timer.cancel()
+            self.timer.cancel()
             self._slow = False
             self._again()
 
     def _again(self) -> None:
         every_s = min(self._stall_s / 4, _WATCH_KERNEL_EVERY_S) if self._slow else _WATCH_EVERY_S
-        self._timer = self._loop.call_later(every_s, self._look)
+        self.timer = self._loop.call_later(every_s, self._look)
 
     def _look(self) -> None:
-        self._timer = None
+        self.timer = None
         unsent = self._transport.get_write_buffer_size()
         if self._transport.is_closing():  # its socket may be another's by now
             if unsent:

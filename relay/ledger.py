@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 # At a stop: long enough for a slow disk, short enough for an orchestrator's patience.
 _FLUSH_WAIT_S: Final = 5.0
-# Nobody waits for a settlement, and to write one costs as much as to write ten.
-_TOGETHER_S: Final = 0.025
+# Nobody waits for a settlement, and to write one costs as much as to write ten: most of it is the
+# pages of the database, which they share. Many at once would keep a hold waiting.
+_TOGETHER_S: Final = 0.1
+_ENOUGH: Final = 64
 
 
 class Ledger:
@@ -31,7 +33,9 @@ class Ledger:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._outbox: Outbox[Settlement] = Outbox("ledger", self._write, together_s=_TOGETHER_S)
+        self._outbox: Outbox[Settlement] = Outbox(
+            "ledger", self._write, together_s=_TOGETHER_S, enough=_ENOUGH
+        )
 
     @property
     def depth(self) -> int:
@@ -47,11 +51,13 @@ class Ledger:
         await self._outbox.close(_FLUSH_WAIT_S)
 
     async def authorize(self, hold: Hold) -> None:
-        if self._outbox.depth:
+        placed = await self._store.place_hold(hold)
+        if not placed and self._outbox.depth:
             # What was settled before is free again: it goes first, in the same transaction.
             self._outbox.hurry()
             await asyncio.sleep(0)
-        if not await self._store.place_hold(hold):
+            placed = await self._store.place_hold(hold)
+        if not placed:
             raise InsufficientCredits(
                 f"this request may cost up to {hold.amount_micro_usd / 1e6:.6f} USD, more than is "
                 "left of the organisation's balance; lower max_tokens or add credits"

@@ -31,14 +31,21 @@ class Outbox(Generic[T]):
         name: for the log.
         send: delivers one batch, whole or not at all; it may be given a batch again.
         together_s: how long the first of a batch waits for others, unless somebody hurries.
+        enough: so many do not wait for more.
     """
 
     def __init__(
-        self, name: str, send: Callable[[list[T]], Awaitable[None]], *, together_s: float = 0.0
+        self,
+        name: str,
+        send: Callable[[list[T]], Awaitable[None]],
+        *,
+        together_s: float = 0.0,
+        enough: int = BATCH_MAX,
     ) -> None:
         self._name = name
         self._send = send
         self._together_s = together_s
+        self._enough = enough
         self._hurried = asyncio.Event()
         self._waiting: deque[T] = deque()
         self._something = asyncio.Event()
@@ -60,6 +67,8 @@ class Outbox(Generic[T]):
         self._waiting.append(item)
         self._nothing.clear()
         self._something.set()
+        if len(self._waiting) >= self._enough:
+            self._hurried.set()
 
     def hurry(self) -> None:
         """Have what is there handed to `send` in the next turn of the loop, unless a batch is under

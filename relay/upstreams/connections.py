@@ -104,19 +104,19 @@ class Forwarding:
             self._pause()
             return
         try:
-            self._hand_on(data)
+            if len(data) <= self._piece_max:
+                if not self._push(data):
+                    self.stop()
+            else:
+                self._push_pieces(data)
             if self._ended:
                 self.stop()
         except Exception as error:  # noqa: BLE001 - aiohttp would take it for the upstream's fault
             if not self.stopped.done():
                 self.stopped.set_exception(error)
 
-    def _hand_on(self, data: bytes) -> None:
+    def _push_pieces(self, data: bytes) -> None:
         most = self._piece_max
-        if len(data) <= most:
-            if not self._push(data):
-                self.stop()
-            return
         for at in range(0, len(data), most):
             if not self._push(data[at : at + most]):
                 if at + most < len(data):
