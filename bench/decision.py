@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import yaml
 
-from bench.process import free_port, rss_kib, started, wait_until_it_serves
+from bench.ports import free_port
+from bench.process import rss_kib, started, wait_until_it_serves
 from encoders.json_text import dumps, loads
 
 if TYPE_CHECKING:

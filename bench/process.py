@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import resource
-import socket
 import subprocess
 import sys
 import time
@@ -45,14 +44,6 @@ def run_server(factory: Callable[[], asyncio.Protocol]) -> None:
 
     raise_file_limit()
     uvloop.run(serve())
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -28,9 +28,9 @@ import aiohttp
 import uvloop
 import yaml
 
+from bench.ports import free_port
 from bench.process import (
     cpu_s,
-    free_port,
     raise_file_limit,
     rss_kib,
     settled_cpu_s,

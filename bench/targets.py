@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
-from bench.process import ROOT, free_port, started, started_program, wait_until_it_serves
+from bench.ports import free_port
+from bench.process import ROOT, started, started_program, wait_until_it_serves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,8 +13,9 @@ import pytest_asyncio
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 
+from bench.ports import free_port
 from tests.support.books import books_of
-from tests.support.gateway import KEY, free_port
+from tests.support.gateway import KEY
 from tests.support.node import run_node
 from tests.support.script import Rst, Send, chunk, json_answer, sse
 from tests.support.workflows import OTHER_KEY, Flows, flows

@@ -12,10 +12,11 @@ from system_zero import InvalidRequestError, SystemZero, SystemZeroError, decisi
 from system_zero.batch import run_batch
 from system_zero.flows import run_flow
 
+from bench.ports import free_port
 from tests.support.books import books_of
 from tests.support.checks import until
 from tests.support.decisions import MODEL, QUESTIONS, config, decides, fresh_key, gateway
-from tests.support.gateway import KEY, free_port
+from tests.support.gateway import KEY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

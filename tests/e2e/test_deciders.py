@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from system_zero import decisions_for
 
+from bench.ports import free_port
 from encoders.decision_reply import Usage, make_answer, make_reply
 from tests.support.checks import until
 from tests.support.decisions import MODEL, auth, fresh_key, opened, start
@@ -25,7 +26,7 @@ from tests.support.fake_upstream import (
     Wait,
     json_answer,
 )
-from tests.support.gateway import GatewayProcess, free_port
+from tests.support.gateway import GatewayProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

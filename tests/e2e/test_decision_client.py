@@ -16,6 +16,7 @@ import pytest_asyncio
 from system_zero import SystemZeroError
 from system_zero.stream import StreamDisconnectedError
 
+from bench.ports import free_port
 from tests.support.checks import until
 from tests.support.decisions import (
     MODEL,
@@ -26,7 +27,7 @@ from tests.support.decisions import (
     gateway,
     real_client,
 )
-from tests.support.gateway import KEY, free_port
+from tests.support.gateway import KEY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

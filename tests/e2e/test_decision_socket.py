@@ -58,28 +58,44 @@ def goodbye(ws: RawSocket) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("wrong", "code", "reason"),
     [
-        (frame(TEXT, START, masked=False), 1002, None),
-        (frame(PING, b"", masked=False), 1002, None),
-        (frame(TEXT, START, rsv=4), 1002, None),
-        (frame(TEXT, START, rsv=1), 1002, None),
-        (frame(CONT, b"x"), 1002, None),
-        (frame(TEXT, b"{", fin=False) + frame(TEXT, b"}"), 1002, None),
-        (frame(PING, b"x" * 126), 1002, None),
-        (frame(PING, b"", fin=False), 1002, None),
-        (frame(5), 1002, None),
-        (close(1006), 1002, None),
-        (close(1005), 1002, None),
-        (close(5000), 1002, None),
-        (frame(CLOSE, b"\x03"), 1002, None),
-        (frame(BINARY, START), 1003, None),
-        (frame(TEXT, b"\xff"), 1007, None),
-        (frame(TEXT, b'{"type": "pong", "nonce": 1'), 1007, None),
-        (frame(TEXT, b'{"type": "pong", "nonce": 1, "nonce": 1}'), 1007, None),
-        (frame(TEXT, b'{"type": "pong", "nonce": NaN}'), 1007, None),
-        (frame(TEXT, b'{"type": "\\ud800"}'), 1007, None),
-        (frame(CLOSE, struct.pack("!H", 1000) + b"\xff"), 1007, None),
-        (bytes([0x81, 0xFF]) + struct.pack("!Q", MAX_MESSAGE + 126), 1009, None),
-        (frame(TEXT, b"x", fin=False) + frame(CONT, b"", fin=False) * 400, 1008, "policy"),
+        pytest.param(frame(TEXT, START, masked=False), 1002, None, id="unmasked text"),
+        pytest.param(frame(PING, b"", masked=False), 1002, None, id="unmasked ping"),
+        pytest.param(frame(TEXT, START, rsv=4), 1002, None, id="rsv1"),
+        pytest.param(frame(TEXT, START, rsv=1), 1002, None, id="rsv3"),
+        pytest.param(frame(CONT, b"x"), 1002, None, id="continuation of nothing"),
+        pytest.param(
+            frame(TEXT, b"{", fin=False) + frame(TEXT, b"}"), 1002, None, id="text in a text"
+        ),
+        pytest.param(frame(PING, b"x" * 126), 1002, None, id="long ping"),
+        pytest.param(frame(PING, b"", fin=False), 1002, None, id="ping in parts"),
+        pytest.param(frame(5), 1002, None, id="reserved opcode"),
+        pytest.param(close(1006), 1002, None, id="close 1006"),
+        pytest.param(close(1005), 1002, None, id="close 1005"),
+        pytest.param(close(5000), 1002, None, id="close 5000"),
+        pytest.param(frame(CLOSE, b"\x03"), 1002, None, id="close of one byte"),
+        pytest.param(frame(BINARY, START), 1003, None, id="binary"),
+        pytest.param(frame(TEXT, b"\xff"), 1007, None, id="no utf-8"),
+        pytest.param(frame(TEXT, b'{"type": "pong", "nonce": 1'), 1007, None, id="cut json"),
+        pytest.param(
+            frame(TEXT, b'{"type": "pong", "nonce": 1, "nonce": 1}'), 1007, None, id="a name twice"
+        ),
+        pytest.param(frame(TEXT, b'{"type": "pong", "nonce": NaN}'), 1007, None, id="nan"),
+        pytest.param(frame(TEXT, b'{"type": "\\ud800"}'), 1007, None, id="lone surrogate"),
+        pytest.param(
+            frame(CLOSE, struct.pack("!H", 1000) + b"\xff"), 1007, None, id="close reason no utf-8"
+        ),
+        pytest.param(
+            bytes([0x81, 0xFF]) + struct.pack("!Q", MAX_MESSAGE + 126),
+            1009,
+            None,
+            id="above the limit",
+        ),
+        pytest.param(
+            frame(TEXT, b"x", fin=False) + frame(CONT, b"", fin=False) * 400,
+            1008,
+            "policy",
+            id="400 empty parts",
+        ),
     ],
 )
 async def test_what_ends_a_stream(

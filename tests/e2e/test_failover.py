@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import pytest_asyncio
 
+from bench.ports import free_port
 from relay.money import Source
 from tests.support.books import Books, books_of
 from tests.support.checks import HANG_UP_BOUND_S
@@ -29,7 +30,7 @@ from tests.support.fake_upstream import (
     openai_stream,
     sse,
 )
-from tests.support.gateway import GatewayProcess, config_for, free_port
+from tests.support.gateway import GatewayProcess, config_for
 from tests.support.routes import Routes
 from tests.support.stack import API_V1, V1, Answer, Stack
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import pytest_asyncio
 
+from bench.ports import free_port
 from tests.support.checks import (
     CHAT,
     HANG_UP_BOUND_S,
@@ -42,7 +43,7 @@ from tests.support.fake_upstream import (
     openai_stream,
     sse,
 )
-from tests.support.gateway import AUTH, KEY, GatewayProcess, config_for, free_port
+from tests.support.gateway import AUTH, KEY, GatewayProcess, config_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from aiohttp import web
 
+from bench.ports import free_port
 from planes.app import make_app, make_runner
 from planes.settings import Settings
 from tests.support.books import books_of
@@ -30,7 +31,7 @@ from tests.support.fake_upstream import (
     openai_stream,
     sse,
 )
-from tests.support.gateway import GatewayProcess, config_for, free_port
+from tests.support.gateway import GatewayProcess, config_for
 from tests.support.wire import RawClient, WireError
 
 if TYPE_CHECKING:

@@ -11,19 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from bench.ports import free_port
 from planes.metrics import UNLISTED_MODELS_MAX
 from planes.version import version
 from tests.support.checks import ask, payload, until
 from tests.support.fake_upstream import FakeUpstream
-from tests.support.gateway import (
-    AUTH,
-    KEY,
-    MODEL,
-    UPSTREAM_KEY,
-    GatewayProcess,
-    config_for,
-    free_port,
-)
+from tests.support.gateway import AUTH, KEY, MODEL, UPSTREAM_KEY, GatewayProcess, config_for
 from tests.support.metrics import increasing, scrape, scrape_after, scrape_until
 from tests.support.script import (
     DONE,

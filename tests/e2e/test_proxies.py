@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import yaml
 
+from bench.ports import free_port
 from planes.middleware import BODY_LIMIT_S
 from planes.runner import _KEEPALIVE_S
 from planes.settings.root import Settings
 from tests.support.checks import HANG_UP_BOUND_S, ask, until
 from tests.support.fake_upstream import DONE, Head, Send, Wait, chunk, openai_stream, sse
-from tests.support.gateway import KEY, ROOT, free_port
+from tests.support.gateway import KEY, ROOT
 from tests.support.stack import served
 from tests.support.wire import RawClient
 

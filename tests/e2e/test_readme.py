@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.ports import free_port
 from planes.config_file import load_text
-from tests.support.gateway import free_port
 from tests.support.node import node_binary
 
 if TYPE_CHECKING:

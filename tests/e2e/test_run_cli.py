@@ -15,9 +15,10 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from bench.ports import free_port
 from tests.support.cutting import CuttingProxy
 from tests.support.fake_upstream import FakeUpstream
-from tests.support.gateway import KEY, ROOT, free_port
+from tests.support.gateway import KEY, ROOT
 from tests.support.script import Send, Wait, chunk, json_answer, openai_stream, sse
 from tests.support.workflows import Flows, document, flows, task
 

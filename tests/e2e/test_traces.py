@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from bench.ports import free_port
 from planes.tracing import FLUSH_WAIT_S
 from planes.version import version
 from tests.support.checks import ask, payload
@@ -22,7 +23,6 @@ from tests.support.gateway import (
     UPSTREAM_MODEL,
     GatewayProcess,
     config_for,
-    free_port,
 )
 from tests.support.script import (
     DONE,

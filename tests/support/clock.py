@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -65,3 +67,13 @@ def run_virtually(main: Coroutine[Any, Any, T]) -> T:
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(whole())
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """For tests that wait and measure, and have neither sockets nor async fixtures."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_virtually(test(*args, **kwargs))
+
+    return run

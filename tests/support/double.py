@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 
-from tests.support.gateway import ROOT, free_port
+from bench.ports import free_port
+from tests.support.gateway import ROOT
 
 if TYPE_CHECKING:
     from types import TracebackType

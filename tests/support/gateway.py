@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
+from bench.ports import free_port
 from tests.support.wire import RawClient
 
 if TYPE_CHECKING:
@@ -66,14 +66,6 @@ def config_for(up: FakeUpstream, **overrides: Any) -> dict[str, Any]:
         "telemetry": {"log": "json"},
     }
     return _merged(base, overrides)
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on now; so also one that refuses connections."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class GatewayProcess:

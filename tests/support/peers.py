@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 import yaml
 
-from tests.support.gateway import ROOT, free_port
+from bench.ports import free_port
+from tests.support.gateway import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,14 +18,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.support.gateway import (
-    KEY,
-    MODEL,
-    UPSTREAM_KEY,
-    UPSTREAM_MODEL,
-    config_for,
-    free_port,
-)
+from bench.ports import free_port
+from tests.support.gateway import KEY, MODEL, UPSTREAM_KEY, UPSTREAM_MODEL, config_for
 from tests.support.shapes import SERVED, provider_of
 from tests.support.wire import chunks, data_events
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bench.ports import free_port
 from planes import cli
 from planes.cli_decide import Conversation
-from tests.support.gateway import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from bench.ports import free_port
 from planes import cli
 from planes.cli_gateway import gateway_of, no_connection
 from planes.cli_run import why
 from planes.cli_run_given import read_value
 from planes.cli_run_link import Refused
 from planes.cli_run_tree import RunTree
-from tests.support.gateway import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from relay.money import Settlement
+
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
@@ -42,19 +44,28 @@ def hold(worker: str) -> Hold:
     )
 
 
-async def test_a_sweep_takes_the_holds_of_the_dead_and_never_its_own(store: SqliteStore) -> None:
+async def test_a_sweep_takes_the_holds_of_the_dead_and_never_its_own(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pause of the process or a jump of the clock lets its own lease run out."""
     billing = Billing((), PriceBook({}, {}), worker="me", hold_output_tokens=1)
     custody = Custody(store, billing, worker="me", sweep_interval_s=0.02, hold_ttl_s=1)
     await store.place_hold(hold("me"))
     await store.place_hold(hold("dead"))
+    sweep, sweeps = store.sweep, 0
+
+    async def then_run_out(now: float, ttl_s: float) -> list[Settlement]:
+        nonlocal sweeps
+        rows = await sweep(now, ttl_s)
+        await store.renew_lease("me", time.time() - 3600)
+        sweeps += 1
+        return rows
+
+    monkeypatch.setattr(store, "sweep", then_run_out)
     await custody.start()
     async with asyncio.timeout(10):
-        while len(await store.open_holds()) > 1:
+        while sweeps < 5:
             await asyncio.sleep(0.01)
-        for _ in range(5):
-            await store.renew_lease("me", time.time() - 3600)
-            await asyncio.sleep(0.05)
     assert [held.worker for held in await store.open_holds()] == ["me"]
     assert [row.request_id for row in await store.usage()] == ["req_of_dead"]
     await custody.close()

@@ -9,6 +9,7 @@ import pytest
 
 from relay.decisions.lease import Lease, LeaseEnd
 from relay.stores.base import StoreError
+from tests.support.clock import in_virtual_time
 
 if TYPE_CHECKING:
     from relay.stores.base import Store
@@ -60,6 +61,7 @@ def lease(store: FakeStore) -> Lease:
     return Lease(cast("Store", store), "acme", "szws_1", ttl_s=TTL_S, renew_s=RENEW_S)
 
 
+@in_virtual_time
 async def test_it_is_taken_and_renewed(store: FakeStore) -> None:
     held = lease(store)
     assert await held.take(1) is None
@@ -68,8 +70,10 @@ async def test_it_is_taken_and_renewed(store: FakeStore) -> None:
     assert not keeping.done()
     assert store.renewed >= 3
     keeping.cancel()
+    await asyncio.wait({keeping})
 
 
+@in_virtual_time
 async def test_a_full_account(store: FakeStore) -> None:
     """Nothing is held, so nothing is released."""
     store.first_end = 12.5
@@ -79,6 +83,7 @@ async def test_a_full_account(store: FakeStore) -> None:
     assert store.released == []
 
 
+@in_virtual_time
 async def test_it_is_lost(store: FakeStore) -> None:
     held = lease(store)
     await held.take(1)
@@ -87,6 +92,7 @@ async def test_it_is_lost(store: FakeStore) -> None:
 
 
 @pytest.mark.parametrize("how", ["broken", "hangs"])
+@in_virtual_time
 async def test_a_store_that_is_gone(store: FakeStore, how: str) -> None:
     """It is given up before its time is over, as another socket could have the place then."""
     held = lease(store)
@@ -100,6 +106,7 @@ async def test_a_store_that_is_gone(store: FakeStore, how: str) -> None:
         assert loop.time() - began < TTL_S
 
 
+@in_virtual_time
 async def test_a_store_that_comes_back_in_time(store: FakeStore) -> None:
     held = lease(store)
     await held.take(1)
@@ -111,14 +118,17 @@ async def test_a_store_that_comes_back_in_time(store: FakeStore) -> None:
     assert not keeping.done()
     assert store.renewed >= 2
     keeping.cancel()
+    await asyncio.wait({keeping})
 
 
+@in_virtual_time
 async def test_taking_it_from_a_broken_store(store: FakeStore) -> None:
     store.broken = True
     with pytest.raises(StoreError):
         await lease(store).take(1)
 
 
+@in_virtual_time
 async def test_taking_it_from_a_store_that_hangs(store: FakeStore) -> None:
     """What was asked may still be done, so it is released too."""
     store.hangs = True
@@ -130,6 +140,7 @@ async def test_taking_it_from_a_store_that_hangs(store: FakeStore) -> None:
     assert store.released == ["szws_1"]
 
 
+@in_virtual_time
 async def test_a_cancelled_opening_releases_what_it_may_have_taken(store: FakeStore) -> None:
     store.hangs = True
     held = lease(store)
@@ -142,6 +153,7 @@ async def test_a_cancelled_opening_releases_what_it_may_have_taken(store: FakeSt
     assert store.released == ["szws_1"]
 
 
+@in_virtual_time
 async def test_it_is_released_once(store: FakeStore) -> None:
     held = lease(store)
     await held.take(1)
@@ -151,6 +163,7 @@ async def test_it_is_released_once(store: FakeStore) -> None:
 
 
 @pytest.mark.parametrize("how", ["broken", "hangs"])
+@in_virtual_time
 async def test_a_release_never_holds_up_a_close(store: FakeStore, how: str) -> None:
     held = lease(store)
     await held.take(1)

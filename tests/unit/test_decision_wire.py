@@ -130,11 +130,11 @@ async def test_a_clean_close_ends_the_handler_and_the_connection() -> None:
 @pytest.mark.parametrize(
     ("wrong", "code"),
     [
-        (frame(TEXT, b"hi", masked=False), 1002),
-        (frame(TEXT, b"hi", rsv=4), 1002),
-        (frame(2, b"hi"), 1003),
-        (frame(TEXT, b"x" * (LIMIT + 1)), 1009),
-        (close(1006), 1002),
+        pytest.param(frame(TEXT, b"hi", masked=False), 1002, id="unmasked"),
+        pytest.param(frame(TEXT, b"hi", rsv=4), 1002, id="rsv1"),
+        pytest.param(frame(2, b"hi"), 1003, id="binary"),
+        pytest.param(frame(TEXT, b"x" * (LIMIT + 1)), 1009, id="above the limit"),
+        pytest.param(close(1006), 1002, id="close 1006"),
     ],
 )
 async def test_a_violation_is_told_in_a_close(wrong: bytes, code: int) -> None:

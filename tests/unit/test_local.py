@@ -93,14 +93,14 @@ async def test_a_cancelled_close_kills_at_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(local, "_TERMINATE_WAIT_S", 60.0)
     process = LlamaProcess(command=program(STUBBORN))
     await process.start()
-    pid = process.pid
-    assert pid is not None
+    child = process._child
+    assert child is not None
     closing = asyncio.create_task(process.close())
     await asyncio.sleep(0.05)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
-    await until(lambda: not running(pid))
+    await until(lambda: child.returncode is not None)  # the loop has seen it, so it is reaped
 
 
 async def test_a_dead_child_is_restarted_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

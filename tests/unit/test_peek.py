@@ -26,6 +26,7 @@ from relay.redact import Redactor
 from relay.replies import Resumed, Watched
 from relay.routing import Provider
 from relay.upstreams.unavailable import UnavailableUpstream
+from tests.support.clock import in_virtual_time
 from tests.support.script import DONE, PING, chunk, compact, sse
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ async def rest(reply: UpstreamReply) -> bytes:
     return out
 
 
+@in_virtual_time
 async def test_without_the_opt_ins_nothing_is_read() -> None:
     reply = Scripted(A)
     assert await look(reply, peek_s=None) is reply
@@ -125,6 +127,7 @@ async def test_without_the_opt_ins_nothing_is_read() -> None:
         [A, UpstreamTruncated("later")],
     ],
 )
+@in_virtual_time
 async def test_a_stream_that_begins_is_handed_on_whole(reads: Sequence[Read]) -> None:
     """Whatever comes behind its first event."""
     reply = Scripted(*reads)
@@ -161,6 +164,7 @@ async def test_a_stream_that_begins_is_handed_on_whole(reads: Sequence[Read]) ->
         ([PING, b"data: {", UpstreamTruncated("reset")], UpstreamTruncated, "reset"),
     ],
 )
+@in_virtual_time
 async def test_a_stream_that_fails_before_it_begins(
     reads: Sequence[Read], kind: type[UpstreamError], told: str
 ) -> None:
@@ -173,6 +177,7 @@ async def test_a_stream_that_fails_before_it_begins(
 
 
 @pytest.mark.parametrize("before", [[], [PING], [A[:9]], [sse(b'{"type":"ping"}')]])
+@in_virtual_time
 async def test_a_slow_stream_is_no_broken_one(before: list[Read]) -> None:
     """B54: when its time is over it is taken as it is, and what was read comes first."""
     reply = Scripted(*before, 4 * WAIT_S, A, DONE)
@@ -183,6 +188,7 @@ async def test_a_slow_stream_is_no_broken_one(before: list[Read]) -> None:
     assert await rest(opened) == b"".join(r for r in before if isinstance(r, bytes)) + A + DONE
 
 
+@in_virtual_time
 async def test_comments_do_not_lengthen_the_peek() -> None:
     reads: list[Read] = [PING, WAIT_S / 10]
     reply = Scripted(*reads * 100)
@@ -192,7 +198,7 @@ async def test_comments_do_not_lengthen_the_peek() -> None:
 
 
 async def test_comments_that_are_always_there_let_its_time_come() -> None:
-    """As of a compressed body that holds nothing else."""
+    """As of a compressed body that holds nothing else. (In real time: nothing waits here.)"""
     async with asyncio.timeout(BOUND_S):
         opened = await look(Flood())
     assert await opened.read() == b"\n", "comments pass nowhere: they are not kept"
@@ -201,6 +207,7 @@ async def test_comments_that_are_always_there_let_its_time_come() -> None:
         await look(Flood(), peek_s=None, first_byte_s=WAIT_S)
 
 
+@in_virtual_time
 async def test_the_peek_is_bounded_in_bytes() -> None:
     """B54: a first event larger than that is handed on as it is."""
     large = sse(chunk("x" * 4 * PEEK_BYTES_MAX))
@@ -243,6 +250,7 @@ EXHAUSTED: Final = sse(compact({"error": {"code": 429, "message": "Quota", "stat
         ("gemini", [METADATA], UpstreamProtocolError),
     ],
 )
+@in_virtual_time
 async def test_what_precedes_an_answer_is_none(
     shape: str, reads: list[Read], kind: type[UpstreamError]
 ) -> None:
@@ -259,6 +267,7 @@ async def test_what_precedes_an_answer_is_none(
         ("gemini", [METADATA, CANDIDATE, EXHAUSTED]),
     ],
 )
+@in_virtual_time
 async def test_an_answer_of_another_shape_is_handed_on(shape: str, reads: list[bytes]) -> None:
     reply = Scripted(*reads)
     opened = await look(reply, peek_s=5.0, shape=shape)
@@ -270,6 +279,7 @@ async def test_an_answer_of_another_shape_is_handed_on(shape: str, reads: list[b
 
 
 @pytest.mark.parametrize("first", [b"d", b"event: x", b"\xef\xbb\xbfd", b"\n\nd", b"\r: c\rd"])
+@in_virtual_time
 async def test_a_byte_that_is_not_of_a_comment_is_the_first(first: bytes) -> None:
     reply = Scripted(first, 4 * WAIT_S, A)
     opened = await look(reply, peek_s=None, first_byte_s=WAIT_S)
@@ -279,6 +289,7 @@ async def test_a_byte_that_is_not_of_a_comment_is_the_first(first: bytes) -> Non
 @pytest.mark.parametrize(
     "reads", [[], [PING], [b": a very long com"], [b"\n\n"], [b"\xef\xbb\xbf:"], [b":\r", b"\n: "]]
 )
+@in_virtual_time
 async def test_neither_silence_nor_comments_are(reads: list[Read]) -> None:
     """B60."""
     reply = Scripted(*reads, 4 * WAIT_S, A)
@@ -286,16 +297,19 @@ async def test_neither_silence_nor_comments_are(reads: list[Read]) -> None:
         await look(reply, peek_s=None, first_byte_s=WAIT_S)
 
 
+@in_virtual_time
 async def test_a_first_byte_that_never_comes_is_a_failure() -> None:
     with pytest.raises(UpstreamProtocolError, match="without an answer"):
         await look(Scripted(PING), peek_s=None, first_byte_s=5.0)
 
 
+@in_virtual_time
 async def test_without_a_peek_an_error_event_is_handed_on() -> None:
     opened = await look(Scripted(ERROR), peek_s=None, first_byte_s=5.0)
     assert await rest(opened) == ERROR
 
 
+@in_virtual_time
 async def test_the_peek_goes_on_after_the_first_byte_and_the_other_way_round() -> None:
     """Each of the two has a time of its own."""
     ping = sse(b'{"type":"ping"}')
@@ -307,6 +321,7 @@ async def test_the_peek_goes_on_after_the_first_byte_and_the_other_way_round() -
     assert await rest(opened) == PING + A
 
 
+@in_virtual_time
 async def test_a_line_behind_many_comments_is_not_the_beginning() -> None:
     """Where comments were dropped, a byte order mark behind them is still none."""
     reads = [PING * 1000, b"\xef\xbb\xbf" + A, A]
@@ -348,10 +363,12 @@ def test_how_a_stream_is_cut_changes_nothing(
 # --- the other wrappers ---------------------------------------------------------------------------
 
 
+@in_virtual_time
 async def test_a_resumed_reply_without_bytes_is_not_at_its_end() -> None:
     assert await rest(Resumed(Scripted(b"x"), b"")) == b"x"
 
 
+@in_virtual_time
 async def test_a_silence_ends_a_watched_stream_and_its_connection() -> None:
     """B76: each silence by itself; whatever comes ends it."""
     reply = Scripted(A, WAIT_S / 2, PING, WAIT_S / 2, PING, WAIT_S / 2, PING, 60.0)
@@ -373,6 +390,7 @@ class Pushing(Scripted):
             await asyncio.sleep(60.0)
 
 
+@in_virtual_time
 async def test_a_silence_ends_what_is_pushed() -> None:
     """Each push is a sound; then `read` tells of the silence, as of a death."""
     reply = Pushing(A, WAIT_S / 2, PING, WAIT_S / 2, PING, WAIT_S / 2, A)
@@ -389,6 +407,7 @@ async def test_a_silence_ends_what_is_pushed() -> None:
     assert reply.aborted
 
 
+@in_virtual_time
 async def test_a_client_that_is_slow_ends_the_pushing_and_no_more() -> None:
     reply = Pushing(A, A)
     watched = Watched(reply, "fake", WAIT_S)
@@ -397,6 +416,7 @@ async def test_a_client_that_is_slow_ends_the_pushing_and_no_more() -> None:
     assert await watched.read() == A
 
 
+@in_virtual_time
 async def test_what_is_held_is_read_before_anything_is_pushed() -> None:
     resumed = Resumed(Pushing(A), b"held")
     await resumed.forward(lambda data: pytest.fail(f"{data!r} came first"))

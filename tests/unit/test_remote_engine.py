@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bench.ports import free_port
 from relay.engines.base import Completed, Envelope, Failed, Past, Payer, Yielded
 from relay.engines.http import HttpEngine
 from relay.engines.remote.link import RemoteLimits
-from tests.support.gateway import free_port
 from tests.support.remote_engine import (
     Gate,
     RemoteEngine,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.ports import free_port
 from tests.support.fake_upstream import (
     FakeUpstream,
     Send,
@@ -20,7 +22,7 @@ from tests.support.fake_upstream import (
     openai_stream,
     sse,
 )
-from tests.support.gateway import KEY, ROOT, UPSTREAM_KEY, GatewayProcess, config_for, free_port
+from tests.support.gateway import KEY, ROOT, UPSTREAM_KEY, GatewayProcess, config_for
 from tests.support.node import run_node
 
 if TYPE_CHECKING:
@@ -90,6 +92,17 @@ async def test_an_unasked_death_fails_the_test(stub: dict[str, str]) -> None:
 
     with pytest.raises(AssertionError, match="died"):
         await case()
+
+
+def test_ports_are_no_other_process_and_none_that_the_system_gives_away() -> None:
+    program = "from bench.ports import free_port; print(*(free_port() for _ in range(600)))"
+    other = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    theirs, ours = {int(port) for port in other.stdout.split()}, {free_port() for _ in range(600)}
+    assert min(len(theirs), len(ours)) > 400
+    assert not theirs & ours
+    assert max(theirs | ours) < 32_768  # the first of Linux's own
 
 
 async def test_a_killed_test_run_leaves_no_gateway(stub: dict[str, str], tmp_path: Path) -> None:

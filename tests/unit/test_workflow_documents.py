@@ -195,9 +195,9 @@ FLOODS = {
 @pytest.mark.parametrize("name", FLOODS)
 def test_no_document_takes_long_to_check(name: str) -> None:
     assert len(FLOODS[name]) <= limits.DOCUMENT_BYTES
-    before = time.perf_counter()
+    before = time.process_time()
     assert problems(FLOODS[name])
-    assert time.perf_counter() - before < 3  # about 0.2 s
+    assert time.process_time() - before < 3  # about 0.2 s
 
 
 def test_answer_schemas_tell_what_is_wrong_without_the_value() -> None:
@@ -213,9 +213,9 @@ def test_answer_schemas_tell_what_is_wrong_without_the_value() -> None:
 
 def test_patterns_of_answer_schemas_do_not_backtrack() -> None:
     schema = AnswerSchema({"pattern": "^(a+)+$"})
-    before = time.perf_counter()
+    before = time.process_time()
     assert schema.problems("a" * 100_000 + "b")
-    assert time.perf_counter() - before < 1
+    assert time.process_time() - before < 1
 
 
 @pytest.mark.parametrize(

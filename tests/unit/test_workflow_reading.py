@@ -28,10 +28,10 @@ JSON = st.recursive(
 
 
 def refused(document: Any) -> str:
-    before = time.perf_counter()
+    before = time.process_time()
     with pytest.raises(DocumentError) as caught:
         read(document)
-    assert time.perf_counter() - before < 2
+    assert time.process_time() - before < 2
     [problem] = caught.value.problems
     return f"{problem.line}:{problem.column} {problem.message}"
 
@@ -115,9 +115,9 @@ def test_a_byte_order_mark_is_skipped() -> None:
 
 def test_ten_megabytes_are_refused_unread() -> None:
     for document in ("a: b\n" * 2_000_000, b"[" * 10_000_000, {"a": "x" * 10_000_000}):
-        before = time.perf_counter()
+        before = time.process_time()
         assert "at most 262,144 (256 KiB)" in refused(document)
-        assert time.perf_counter() - before < 0.5
+        assert time.process_time() - before < 0.5
 
 
 def test_a_character_of_many_bytes_counts_as_many() -> None:
@@ -173,6 +173,6 @@ def test_a_large_document_is_read_fast() -> None:
     )
     text = f"workflow:\n  name: large\n  tasks:\n{tasks}"
     assert len(text) > 200_000
-    before = time.perf_counter()
+    before = time.process_time()
     read(text)
-    assert time.perf_counter() - before < 1.5  # about 15 ms
+    assert time.process_time() - before < 1.5  # about 15 ms

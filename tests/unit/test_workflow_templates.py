@@ -204,10 +204,10 @@ BOUNDED = {
 @pytest.mark.parametrize("text", BOUNDED, ids=lambda text: text[:70])
 def test_what_grows_is_stopped(text: str) -> None:
     template = Template.parse(text)
-    before = time.perf_counter()
+    before = time.process_time()
     with pytest.raises(TemplateProblem, match=BOUNDED[text].replace("*", r"\*")):
         template.render(NAMES)
-    assert time.perf_counter() - before < 1  # below 0.1 s
+    assert time.process_time() - before < 1  # below 0.1 s
 
 
 def test_a_loop_over_ten_thousand_items_is_within_the_bounds() -> None:
@@ -265,13 +265,13 @@ def test_no_template_takes_long_or_makes_much(text: str) -> None:
         template = Template.parse(text)
     except TemplateFaults:
         return
-    before = time.perf_counter()
+    before = time.process_time()
     try:
         result = template.render({**NAMES, "a": 1, "b": "b"})
     except TemplateProblem as problem:
         result = problem.message
     assert 0 <= len(result) <= limits.RESULT_CHARS
-    assert time.perf_counter() - before < 1
+    assert time.process_time() - before < 1
 
 
 @settings(max_examples=300, deadline=None)
