@@ -90,7 +90,7 @@ def _settle_memory() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 10, 10)
+    gc.set_threshold(10_000, 10, 10)
 
 
 async def _first(starting: asyncio.Future[None], stop: asyncio.Event) -> None:
