@@ -117,6 +117,9 @@ class SseDecoder:
             about, or where the bound could be passed.
         """
         held = self._held
+        if self._start is None and not held and not self._skip_lf and data.endswith(_END):
+            # Nearly every read is one whole event, or several.
+            return None if b"\r" in data or len(data) > self._max else data
         if self._start == b"" and data and data[0] != _BOM[0]:
             self._start = None  # no BOM
         if self._start is not None or self._skip_lf or len(held) + len(data) > self._max:

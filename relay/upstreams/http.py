@@ -64,7 +64,7 @@ class HttpUpstream:
         self._name = name
         self._base_url = base_url
         self._shape = shape
-        self._connect_timeout_s = connect_timeout_s
+        self._connect_timeout_s = min(connect_timeout_s, header_timeout_s)
         self._header_timeout_s = header_timeout_s
         ours = {
             "Content-Type": "application/json",
@@ -77,7 +77,7 @@ class HttpUpstream:
         self._headers = {k: v for k, v in ours.items() if k.lower() not in theirs}
         self._headers |= headers or {}
         self._heads: dict[tuple[str, str | URL, tuple[tuple[str, str], ...]], RequestHead] = {}
-        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s)
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=self._connect_timeout_s)
         self._connector: UpstreamConnector | None = None
 
     @property
@@ -115,8 +115,9 @@ class HttpUpstream:
         assert self._connector is not None, "a request before start()"
         try:
             head = self._head(method, url, headers)
-            async with asyncio.timeout(self._header_timeout_s):
-                answer = await ask(self._connector, head, body, self._timeout)
+            answer = await ask(
+                self._connector, head, body, self._timeout, header_timeout_s=self._header_timeout_s
+            )
         except aiohttp.ConnectionTimeoutError:
             raise UpstreamUnreachable(
                 f"{self._name}: no connection within {self._connect_timeout_s:g} s"

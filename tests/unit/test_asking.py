@@ -59,7 +59,9 @@ class Server:
 
 
 @asynccontextmanager
-async def asking(server: Server) -> AsyncIterator[Callable[..., asyncio.Future[Answer]]]:
+async def asking(
+    server: Server, *, header_timeout_s: float = 30
+) -> AsyncIterator[Callable[..., asyncio.Future[Answer]]]:
     """Serve, and ask with one pool."""
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     server.port = listening.sockets[0].getsockname()[1]
@@ -70,7 +72,9 @@ async def asking(server: Server) -> AsyncIterator[Callable[..., asyncio.Future[A
     ) -> asyncio.Future[Answer]:
         url = f"http://127.0.0.1:{server.port}{path}"
         head = RequestHead("GET" if body is None else "POST", url, HEADERS | headers)
-        return asyncio.ensure_future(ask(connector, head, body, TIMEOUT))
+        return asyncio.ensure_future(
+            ask(connector, head, body, TIMEOUT, header_timeout_s=header_timeout_s)
+        )
 
     try:
         yield do
@@ -153,6 +157,27 @@ async def test_one_that_is_given_up_is_closed_at_once() -> None:
         await asyncio.wait_for(server.gone.wait(), 5)
         with pytest.raises(asyncio.CancelledError):
             await asked
+
+
+async def test_a_head_that_does_not_come_in_time_closes_the_connection() -> None:
+    server = Server(b"HTTP/1.1 103 Early Hints\r\n\r\n")  # an interim answer is none
+    async with asking(server, header_timeout_s=0.1) as do:
+        with pytest.raises(TimeoutError):
+            await do()
+        await asyncio.wait_for(server.gone.wait(), 5)
+
+
+async def test_a_body_may_take_longer_than_the_head() -> None:
+    server = Server(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n")
+    async with asking(server, header_timeout_s=0.1) as do:
+        answer = await do()
+        reading = asyncio.ensure_future(answer.content.read())
+        await asyncio.sleep(0.5)
+        assert not reading.done()
+        assert answer.content.exception() is None
+        answer.abort()
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await reading
 
 
 async def test_what_is_no_http_is_an_error_of_the_client_library() -> None:
