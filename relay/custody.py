@@ -68,9 +68,10 @@ class Custody:
 
     async def _sweep(self) -> None:
         # First: after a pause of this process or a jump of the clock its own lease may have run
-        # out, and its own streams are not lost.
-        await self._renew()
-        for row in await self._store.sweep(time.time(), self._hold_ttl_s):
+        # out, and its own streams are not lost. Of one moment: a pause may come between the two.
+        now = time.time()
+        await self._store.renew_lease(self._worker, now + LEASE_S)
+        for row in await self._store.sweep(now, self._hold_ttl_s):
             _log.warning(
                 "request %s of %s was lost with its worker; settled at %d micro-USD",
                 *(row.request_id, row.org, row.cost_micro_usd),

@@ -69,3 +69,22 @@ async def test_a_sweep_takes_the_holds_of_the_dead_and_never_its_own(
     assert [held.worker for held in await store.open_holds()] == ["me"]
     assert [row.request_id for row in await store.usage()] == ["req_of_dead"]
     await custody.close()
+
+
+async def test_a_pause_between_renewing_and_sweeping_loses_no_stream(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    billing = Billing((), PriceBook({}, {}), worker="me", hold_output_tokens=1)
+    custody = Custody(store, billing, worker="me", sweep_interval_s=3600, hold_ttl_s=1)
+    await store.place_hold(hold("me"))
+    renew, now = store.renew_lease, time.time()
+
+    async def then_pause(worker: str, until: float) -> None:
+        nonlocal now
+        await renew(worker, until)
+        now += 60  # longer than a lease
+
+    monkeypatch.setattr(store, "renew_lease", then_pause)
+    monkeypatch.setattr("relay.custody.time.time", lambda: now)
+    await custody._sweep()
+    assert [held.worker for held in await store.open_holds()] == ["me"]
