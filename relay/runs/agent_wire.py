@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from encoders.agent import AgentChunks, error_event
 from encoders.workflow import data_of
 from relay.runs.groups import FrameItem, Item, TokenItem
@@ -75,7 +73,7 @@ class AgentWire:
     def _started(self, item: FrameItem) -> bytes:
         if not self._told:
             self._start = item.position
-            self._chunks.served(_model(data_of(item.frame)))
+            self._chunks.served(str(data_of(item.frame)["model"]))
         elif item.position > self._start:
             # A new owner of the run begins the text again; what was sent cannot be taken back.
             self._end = item.position
@@ -84,7 +82,3 @@ class AgentWire:
                 "will be that one's"
             )
         return b""
-
-
-def _model(data: dict[str, Any]) -> str:
-    return str(data["model"])

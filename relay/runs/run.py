@@ -151,7 +151,7 @@ class Run:
         else:
             await self._give_up()
 
-    async def _engine_s(self) -> Ending:
+    async def _work_and_seal(self) -> Ending:
         ending = await self._engine.run(self.envelope, self._outlet)
         self._outlet.seal()  # what it said last is made durable together with its end
         return ending
@@ -160,7 +160,7 @@ class Run:
         """Let the engine work; None: it was stopped, and the run goes on elsewhere."""
         with self._inflight.request():
             async with self._inflight.interruptible():
-                self._work = asyncio.create_task(self._engine_s())
+                self._work = asyncio.create_task(self._work_and_seal())
                 if self._cancelled or self._closing or self._lost:
                     self._work.cancel()
                 try:

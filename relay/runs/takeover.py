@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from encoders.workflow import RunFrames, data_of
-from relay.engines.base import Envelope, Failed, Past, Payer
-from relay.engines.embedded.memory import Memory
+from relay.engines.base import Envelope, Failed, Payer, Usage
+from relay.engines.embedded.memory import came_to
 from relay.engines.past import past_of
 from relay.runs.lane import TASK
 from relay.runs.outlet import frame_of
@@ -70,13 +70,10 @@ async def envelope_of(store: RunStore, row: RunRow) -> Envelope:
 
 async def end_row(store: RunStore, row: RunRow, failed: Failed, now: float) -> None:
     """End a run that nobody works on; nothing if another was faster."""
-    steps = await store.steps(row.execution_id)
-    # Those of an engine that counts what its tasks use; a remote one's are outputs.
-    counted = {k: step for k, step in steps.items() if isinstance(step, dict) and "usage" in step}
-    known = Memory(Past(steps=counted))
-    counts = known.summary() if counted else row.summary or {}
-    summary = summary_of(counts, known.usage, now - row.created_at)
-    if row.usage and not counted:
+    left = came_to(await store.steps(row.execution_id))
+    counts, usage = left or (row.summary or {}, Usage())
+    summary = summary_of(counts, usage, now - row.created_at)
+    if left is None and row.usage:
         summary["usage"] = row.usage
     frames = RunFrames(row.workflow_id, row.execution_id)
     events = [

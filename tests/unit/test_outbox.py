@@ -45,6 +45,23 @@ async def test_what_comes_soon_after_goes_together() -> None:
     await outbox.close(1)
 
 
+async def test_enough_do_not_wait_for_more() -> None:
+    sent = Sent()
+    outbox = Outbox("t", sent, together_s=3600, enough=3)
+    outbox.start()
+    outbox.put(0)
+    outbox.put(1)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert sent.batches == []
+    outbox.put(2)
+    async with asyncio.timeout(10):
+        while outbox.depth:
+            await asyncio.sleep(0.001)
+    assert sent.batches == [[0, 1, 2]]
+    await outbox.close(1)
+
+
 async def test_who_hurries_has_it_sent_in_the_next_turn() -> None:
     """Also what came while a batch was under way, once that is done."""
     sent = Sent()

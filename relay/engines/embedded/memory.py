@@ -20,13 +20,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from relay.engines.base import Usage
+from relay.engines.base import Past, Usage
 from relay.engines.embedded.failures import Outcome, TaskFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from relay.engines.base import Past
 
 INTERRUPTED: Final = "interrupted"
 
@@ -139,6 +137,17 @@ class Memory:
             "failed": counts["failed"],
             "skipped": counts["skipped"],
         }
+
+
+def came_to(steps: Mapping[str, Any]) -> tuple[dict[str, int], Usage] | None:
+    """What a run came to that left these steps; None if its engine counts nothing in them, as a
+    remote one, whose are outputs.
+    """
+    counted = {k: step for k, step in steps.items() if isinstance(step, dict) and "usage" in step}
+    if not counted:
+        return None
+    known = Memory(Past(steps=counted))
+    return known.summary(), known.usage
 
 
 def usage_of(step: Mapping[str, Any]) -> Usage:
