@@ -150,6 +150,10 @@ class SseSink:
             # the stream is still to be written after the end of a grace (M3.6).
             await asyncio.shield(self._writer.drain())
 
+    def waiting(self) -> int:
+        assert self._transport is not None, "waiting() before commit()"
+        return self._transport.get_write_buffer_size()
+
     async def finish(self) -> None:
         assert self._watch is not None, "finish() before commit()"
         self._watch.begin()

@@ -14,6 +14,7 @@ it. It never touches the run.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from relay.runs.hub import Hub
     from relay.stores.runs import JournalPage, RunStore
 
+_log: Final = logging.getLogger("sluicegate.runs")
 QUEUE_FRAMES_MAX: Final = 256
 QUEUE_BYTES_MAX: Final = 1024 * 1024
 LAG_S: Final = 2.0
@@ -49,6 +51,9 @@ class FollowerSink(Protocol):
 
     async def drain(self) -> None:
         """Wait until more may be sent."""
+
+    def waiting(self) -> int:
+        """Bytes that the client has yet to make room for."""
 
 
 class Follower:
@@ -103,7 +108,7 @@ class Follower:
         self._over = False
         self._gone: ConnectionError | None = None
         self._wake = asyncio.Event()
-        self._reset_at: float | None = None  # loop time, once it has fallen behind
+        self._behind = False  # it missed what is live, until it is live again
         self._lag: asyncio.Timeout | None = None  # around the wait for the client
         self._queue: deque[Group] = deque()
         self._frames = self._bytes = 0
@@ -116,7 +121,7 @@ class Follower:
 
     def join(self, hub: Hub) -> None:
         """Go live: from here on everything is offered."""
-        self._joined, self._live, self._over = hub, True, False
+        self._joined, self._live, self._over, self._behind = hub, True, False, False
         hub.join(self)
 
     def offer(self, group: Group) -> None:
@@ -156,11 +161,11 @@ class Follower:
     def _fall_behind(self) -> None:
         """Drop the queue; the journal has what was in it."""
         self._stop_living()
-        self._reset_at = self._now() + self._lag_s
+        self._behind = True
         self._queue.clear()
         self._frames = self._bytes = 0
         if self._lag is not None:
-            self._lag.reschedule(self._reset_at)
+            self._lag.reschedule(self._now() + self._lag_s)
 
     def _stop_living(self) -> None:
         """Note what the client has of each text that is open: all before the first queued piece."""
@@ -244,18 +249,21 @@ class Follower:
         """Wait until the client takes more, then send what is queued; False: it was reset."""
         if self._gone is not None:
             raise self._gone
-        lag = self._lag = asyncio.timeout_at(self._reset_at)
+        waiting = self._sink.waiting()
+        lag = self._lag = asyncio.timeout(self._lag_s if self._behind else None)
         try:
             async with lag:
                 await self._sink.drain()
         except TimeoutError:
             if not lag.expired():
                 raise
+            if self._sink.waiting() < waiting:
+                return True  # it is slow, no more: a page of the journal may be 1 MiB and a text
             self._reset()
             return False
         finally:
             self._lag = None
-        self._ready, self._reset_at = True, None
+        self._ready = True
         while self._queue and self._ready and self._live:
             group = self._queue.popleft()
             self._frames -= len(group)
@@ -266,6 +274,7 @@ class Follower:
     def _reset(self) -> None:
         """Tell a client that takes nothing to begin again (J2.2)."""
         self.was_reset = True
+        _log.info("run %s: a client that fell behind is told to follow again", self._execution_id)
         self._push(self._wire.reset(self._execution_id, self._position))
 
     # -- replay -----------------------------------------------------------------------------------

@@ -13,7 +13,18 @@ import pytest
 
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.gateway import KEY, ROOT
-from tests.support.script import Fin, Flood, Head, Raw, Send, json_answer
+from tests.support.script import (
+    Fin,
+    Flood,
+    Head,
+    Raw,
+    Send,
+    Wait,
+    chunk,
+    json_answer,
+    openai_stream,
+    sse,
+)
 from tests.support.workflows import document, flows, task
 
 if TYPE_CHECKING:
@@ -100,19 +111,26 @@ async def test_a_retry_after_that_is_no_number_is_none(tmp_path: Path) -> None:
 async def test_j2_2_a_command_that_was_reset_follows_again(tmp_path: Path) -> None:
     """It is stopped while the run goes on, is let go by the gateway, and misses nothing."""
     word = "x" * 1000
-    many = {"type": "batch", "id": "bt", "items": list(range(40)), "task": task("it", "a")}
+    many = {
+        "type": "batch", "id": "bt", "items": list(range(40)), "task": task("it", "a"),
+        # One after the other: its queue is not over its bound before the kernel was asked.
+        "concurrency": 1,
+    }  # fmt: skip
+    go = asyncio.Event()
     async with flows() as flow:
-        flow.says("a", *([word] * 300))
+        sends = [Send(sse(chunk(word)))] * 300
+        flow.up.script_for("up-a", Wait(go), *sends, *openai_stream([])[1:])
         (tmp_path / "w.json").write_text(json.dumps(document(many)))
         url = flow.gateway.base_url
         child = await started(url, "w.json", "--json", cwd=tmp_path)
         assert child.stdout is not None
         first = await asyncio.wait_for(child.stdout.readline(), 30)
         run = json.loads(first)["data"]["execution_id"]
-        os.kill(child.pid, signal.SIGSTOP)
+        os.kill(child.pid, signal.SIGSTOP)  # nothing was said yet: its socket takes but little
         try:
+            go.set()
             seen = await flow.events(run)
-            await asyncio.sleep(3)  # it is let go after 2 s; nothing shows that while it is stopped
+            await flow.line(f"run {run}: a client that fell behind is told to follow again")
         finally:
             os.kill(child.pid, signal.SIGCONT)
         out, err = await asyncio.wait_for(child.communicate(), 60)

@@ -51,12 +51,15 @@ class ListSink:
         self.writes = 0
         self.stuck = False
         self.ended = False  # nothing may come any more
+        self.unread = 0  # bytes, of what came while it was stuck
         self._taking = asyncio.Event()
 
     def push(self, data: bytes) -> bool:
         assert not self.ended
         self.data += data
         self.writes += 1
+        if self.stuck:
+            self.unread += len(data)
         return not self.stuck
 
     def last(self, data: bytes) -> bool:
@@ -69,9 +72,13 @@ class ListSink:
             self._taking.clear()
             await self._taking.wait()
 
+    def waiting(self) -> int:
+        return self.unread
+
     def take(self) -> None:
         """Read again."""
         self.stuck = False
+        self.unread = 0
         self._taking.set()
 
     @property

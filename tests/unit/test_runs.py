@@ -10,72 +10,18 @@ import pytest
 from encoders.json_text import loads
 from relay.engines.base import Completed, Failed, Yielded
 from relay.inflight import InFlight
-from relay.runs.follower import Follower
-from relay.runs.groups import NUMBERED, PLACED, VERBATIM
+from relay.runs.groups import NUMBERED
 from relay.runs.places import RunsFull
 from relay.runs.run import Run
 from relay.runs.takeover import ATTEMPTS_MAX
+from tests.support.following import attach, begun, text_of
 from tests.support.running import ListSink, ScriptedEngine, beginning, done, service_over
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from relay.engines.base import Ending, Envelope, Outlet
-    from relay.runs.groups import Wire
-    from relay.runs.hub import Hub
     from relay.runs.service import RunService
-
-
-async def begun(
-    service: RunService, sink: ListSink, wire: Wire = VERBATIM, **changes: Any
-) -> tuple[Run, Follower]:
-    followers: list[Follower] = []
-    start = beginning(**changes)
-
-    def on_hub(hub: Hub) -> None:
-        follower = Follower(
-            service.store,
-            start.execution_id,
-            lambda: service.hub(start.execution_id),
-            sink,
-            wire,
-            one_leg=True,
-            lag_s=0.2,
-        )
-        follower.join(hub)
-        followers.append(follower)
-
-    run = await service.begin(start, on_hub)
-    return run, followers[0]
-
-
-def attach(
-    service: RunService, execution_id: str, sink: ListSink, *, after: int = 0, **more: Any
-) -> Follower:
-    return Follower(
-        service.store,
-        execution_id,
-        lambda: service.hub(execution_id),
-        sink,
-        PLACED,
-        after=after,
-        **more,
-    )
-
-
-def text_of(sink: ListSink, task_id: str = "t1") -> str:
-    """The text since the last `streaming_started`; offsets, where they are, must be right."""
-    text = ""
-    for event in sink.events:
-        data = loads(event.data)
-        if event.event == b"streaming_started" and data["data"]["task_id"] == task_id:
-            text = ""
-        elif event.event == b"token" and data["task_id"] == task_id:
-            if "offset" in data:
-                assert data["offset"] <= len(text)
-                text = text[: data["offset"]]
-            text += data["delta"]
-    return text
 
 
 async def test_the_post_stream_has_everything_in_order(tmp_path: Path) -> None:
@@ -247,58 +193,6 @@ async def test_a_cancel_that_comes_as_the_run_begins_to_wait_ends_it(tmp_path: P
         assert sink.names == [
             "workflow_yielded", "workflow_result", "workflow_error", "workflow_result",
         ]  # fmt: skip
-
-
-async def test_a_stuck_follower_is_reset_and_costs_nobody_else(tmp_path: Path) -> None:
-    async def flood(envelope: Envelope, outlet: Outlet) -> Ending:
-        for n in range(2000):
-            outlet.emit("task_dispatched", {"task_id": f"t{n}", "pad": "x" * 500})
-            if n % 100 == 0:
-                await outlet.settled()
-        return Completed(final_task_id=None, summary={})
-
-    async with service_over(tmp_path / "s.db", ScriptedEngine(flood)) as service:
-        stuck, well = ListSink(), ListSink()
-        run, follower = await begun(service, stuck)
-        stuck.stuck = True
-        serving = asyncio.create_task(follower.serve())
-        other = asyncio.create_task(attach(service, run.execution_id, well).serve())
-        await asyncio.wait_for(asyncio.gather(serving, other), 30)
-        assert len(well.events) == 2002
-        assert stuck.names[-1] == "stream_reset"
-        assert "stream_reset" not in stuck.names[:-1]
-        assert len(stuck.data) < 3 * 1024 * 1024
-
-
-async def test_a_follower_that_lags_and_takes_again_misses_nothing(tmp_path: Path) -> None:
-    async def much(envelope: Envelope, outlet: Outlet) -> Ending:
-        outlet.emit("streaming_started", {"task_id": "t1"})
-        for n in range(1000):
-            outlet.token("t1", b"%d " % n)
-            if n % 2 == 0:
-                outlet.emit("task_dispatched", {"task_id": f"x{n}"})
-            if n % 50 == 0:
-                await outlet.settled()
-                await asyncio.sleep(0.001)
-        outlet.emit("task_completed", {"task_id": "t1"})
-        await asyncio.sleep(0.2)
-        return Completed(final_task_id="t1", summary={})
-
-    async with service_over(tmp_path / "s.db", ScriptedEngine(much)) as service:
-        sink = ListSink()
-        sink.stuck = True
-        _, follower = await begun(service, sink)
-        serving = asyncio.create_task(follower.serve())
-        for _ in range(20):
-            await asyncio.sleep(0.01)
-            sink.take()
-            await asyncio.sleep(0.005)
-            sink.stuck = True
-        sink.take()
-        await asyncio.wait_for(serving, 10)
-        assert not follower.was_reset
-        assert text_of(sink) == "".join(f"{n} " for n in range(1000))
-        assert sink.names.count("task_dispatched") == 500
 
 
 async def test_the_end_of_a_grace_parks_a_run_and_the_next_process_goes_on(tmp_path: Path) -> None:
