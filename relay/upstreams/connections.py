@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from aiohttp.tracing import Trace
 
 _RECEIVE_BUFFER_BYTES: Final = 48 * 1024  # Linux doubles it
+_SIZE_DIGITS_MAX: Final = 4  # of a chunk that a read can hold whole
 
 
 class UpstreamConnection(ResponseHandler):
@@ -47,12 +48,25 @@ class UpstreamConnection(ResponseHandler):
             ResponseHandler.resume_reading(self, resume_parser)
 
     def data_received(self, data: bytes) -> None:
+        forwarding = self.forwarding
+        if forwarding is not None and forwarding.between_chunks:
+            # Nearly every read of a stream is one chunk (RFC 9112 §7.1): the parser stands before
+            # it and would stand behind it, so it need not see it.
+            at = data.find(b"\r\n", 1, _SIZE_DIGITS_MAX + 2)
+            size = len(data) - at - 4
+            if at > 0 and size > 0 and data.endswith(b"\r\n") and data[:at].lower() == b"%x" % size:
+                forwarding.hand_on(data[at + 2 : -2])
+                return
         if self.idle and data:  # no data: what it paused for is taken up again
             self.abort()
             return
         ResponseHandler.data_received(self, data)
-        if self.forwarding is not None:
-            self.forwarding.read_is_over()
+        if forwarding is not None:
+            # What follows a whole chunk and ends with a line is seen by the parser as another's
+            # head. No end of a line: it may have a part of that.
+            if not data.endswith(b"\r\n"):
+                forwarding.between_chunks = False
+            forwarding.read_is_over()
 
 
 class Forwarding:
@@ -63,6 +77,7 @@ class Forwarding:
         transport: of the connection.
 
     Attributes:
+        between_chunks: whether the last read ended with the end of a chunk, and the body goes on.
         parsed: what the read that is going on has brought of the body.
         stopped: done when nothing can be pushed any more; holds what `push` raised.
         left: what was parsed and not taken, in order.
@@ -74,6 +89,7 @@ class Forwarding:
         "_piece_max",
         "_push",
         "_transport",
+        "between_chunks",
         "left",
         "parsed",
         "paused",
@@ -88,6 +104,7 @@ class Forwarding:
         self.paused = False
         self._piece_max = piece_max
         self.parsed: list[bytes] = []
+        self.between_chunks = False
         self._ended = False
         self.left: list[bytes] = []
         self.stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -99,6 +116,10 @@ class Forwarding:
             return
         data = parsed[0] if len(parsed) == 1 else b"".join(parsed)
         parsed.clear()
+        self.hand_on(data)
+
+    def hand_on(self, data: bytes) -> None:
+        """Push what one read brought."""
         if self.stopped.done():  # what comes until somebody reads is kept in order
             self.left.append(data)
             self._pause()
@@ -138,6 +159,7 @@ class Forwarding:
     def end(self) -> None:
         """The body has ended; what the same read brought of it is still handed on."""
         self._ended = True
+        self.between_chunks = False
         if not self.parsed:
             self.stop()
 
@@ -161,9 +183,18 @@ class ForwardedContent(StreamReader):
         forwarding.parsed.append(data)
         return False
 
+    def begin_http_chunk_receiving(self) -> None:
+        forwarding = self._protocol.forwarding  # type: ignore[attr-defined]
+        StreamReader.begin_http_chunk_receiving(self)  # it insists on it before an end
+        if forwarding is not None:
+            forwarding.between_chunks = False
+
     def end_http_chunk_receiving(self) -> None:
-        if self._protocol.forwarding is None:  # type: ignore[attr-defined]
+        forwarding = self._protocol.forwarding  # type: ignore[attr-defined]
+        if forwarding is None:
             StreamReader.end_http_chunk_receiving(self)
+        else:
+            forwarding.between_chunks = True
 
     def feed_eof(self) -> None:
         forwarding = self._protocol.forwarding  # type: ignore[attr-defined]
