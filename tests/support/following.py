@@ -13,15 +13,25 @@ if TYPE_CHECKING:
     from relay.runs.groups import Wire
     from relay.runs.hub import Hub
     from relay.runs.run import Run
-    from relay.runs.service import RunService
+    from relay.runs.service import Beginning, RunService
 
 
 async def begun(
-    service: RunService, sink: ListSink, wire: Wire = VERBATIM, **changes: Any
+    service: RunService,
+    sink: ListSink,
+    wire: Wire = VERBATIM,
+    *,
+    start: Beginning | None = None,
+    lag_s: float = 0.2,
+    **more: Any,
 ) -> tuple[Run, Follower]:
-    """Begin a run and follow it from its beginning."""
+    """Begin a run and follow it from its beginning.
+
+    Args:
+        more: of the follower.
+    """
+    start = start or beginning()
     followers: list[Follower] = []
-    start = beginning(**changes)
 
     def on_hub(hub: Hub) -> None:
         follower = Follower(
@@ -31,13 +41,13 @@ async def begun(
             sink,
             wire,
             one_leg=True,
-            lag_s=0.2,
+            lag_s=lag_s,
+            **more,
         )
         follower.join(hub)
         followers.append(follower)
 
-    run = await service.begin(start, on_hub)
-    return run, followers[0]
+    return await service.begin(start, on_hub), followers[0]
 
 
 def attach(

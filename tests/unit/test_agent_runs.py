@@ -13,15 +13,16 @@ from relay.engines.base import Completed
 from relay.runs import follower as follower_module
 from relay.runs.agent_wire import AgentWire
 from relay.runs.follower import Follower
+from tests.support import following
+from tests.support.checks import until
 from tests.support.running import ListSink, ScriptedEngine, beginning, done, service_over
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from relay.engines.base import Ending, Envelope, Outlet
-    from relay.runs.hub import Hub
     from relay.runs.run import Run
-    from relay.runs.service import RunService
+    from relay.runs.service import Beginning, RunService
 
 TASK: Final = "t1"
 DONE: Final = "[DONE]"
@@ -46,31 +47,11 @@ def text_of(sink: ListSink) -> str:
 
 
 async def begun(
-    service: RunService, sink: ListSink, start: Any = None, **more: Any
+    service: RunService, sink: ListSink, start: Beginning | None = None, **more: Any
 ) -> tuple[Run, Follower]:
+    """Begin the run of an agent, followed as a chat completion."""
     start = start or beginning()
-    followers: list[Follower] = []
-
-    def on_hub(hub: Hub) -> None:
-        one = Follower(
-            service.store,
-            start.execution_id,
-            lambda: service.hub(start.execution_id),
-            sink,
-            wire(start.execution_id),
-            one_leg=True,
-            **more,
-        )
-        one.join(hub)
-        followers.append(one)
-
-    return await service.begin(start, on_hub), followers[0]
-
-
-async def until(holds: Any) -> None:
-    async with asyncio.timeout(20):
-        while not holds():
-            await asyncio.sleep(0.01)
+    return await following.begun(service, sink, wire(start.execution_id), start=start, **more)
 
 
 @pytest.mark.parametrize("seen", [True, False])

@@ -13,18 +13,15 @@ from relay.engines.base import Completed
 from relay.errors import GatewayShutdown
 from relay.inflight import InFlight
 from relay.runs import outlet as outlets
-from relay.runs.follower import Follower
-from relay.runs.groups import VERBATIM
 from relay.runs.lane import CHECKPOINT_CHARS
-from tests.support.running import ListSink, ScriptedEngine, beginning, done, service_over
+from tests.support.following import begun
+from tests.support.running import ListSink, ScriptedEngine, done, service_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from relay.engines.base import Ending, Envelope, Outlet
-    from relay.runs.hub import Hub
-    from relay.runs.run import Run
     from relay.runs.service import RunService
     from relay.stores.runs import Batch
 
@@ -49,25 +46,6 @@ class Writes:
             return await write(execution_id, generation, batch, *more)
 
         return seen
-
-
-async def begun(service: RunService, sink: ListSink) -> tuple[Run, Follower]:
-    start = beginning()
-    followers: list[Follower] = []
-
-    def on_hub(hub: Hub) -> None:
-        follower = Follower(
-            service.store,
-            start.execution_id,
-            lambda: service.hub(start.execution_id),
-            sink,
-            VERBATIM,
-            one_leg=True,
-        )
-        follower.join(hub)
-        followers.append(follower)
-
-    return await service.begin(start, on_hub), followers[0]
 
 
 async def test_what_an_engine_says_last_is_written_with_its_end(
