@@ -8,6 +8,7 @@ nobody asked is nobody's answer, and the kernel's buffer is bounded.
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -234,7 +235,19 @@ class UpstreamConnector(aiohttp.TCPConnector):
 
 
 def _is_spoilt(protocol: UpstreamConnection) -> bool:
-    return protocol.used and protocol.should_close
+    """Whether something came on a kept connection: read, or waiting in the kernel. That would be
+    taken for the answer of the request that is sent now.
+    """
+    return protocol.used and (protocol.should_close or _is_readable(protocol))
+
+
+def _is_readable(protocol: UpstreamConnection) -> bool:
+    sock = protocol.transport.get_extra_info("socket") if protocol.transport is not None else None
+    if sock is None:
+        return True
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _upstream_socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -200,6 +200,9 @@ class HttpReply:
     async def read(self) -> bytes:
         if self._left:
             return self._read_left()
+        protocol = self._answer.protocol
+        if protocol is not None and not protocol.connected:
+            self._on_lost()  # a moment before it is called, and aiohttp has no word for that
         try:
             return await self._content.read(READ_BYTES_MAX)
         except (aiohttp.ClientError, ConnectionError) as error:
@@ -261,7 +264,7 @@ class HttpReply:
                 return False
         return content.exception() is None and not content.is_eof()
 
-    def _on_lost(self, _: asyncio.Future[None]) -> None:
+    def _on_lost(self, _: asyncio.Future[None] | None = None) -> None:
         """The connection is gone. aiohttp tells a waiting read, but not where it closed the
         connection itself over a body that breaks HTTP's framing.
         """
@@ -285,9 +288,9 @@ class HttpReply:
         if self._content.at_eof() and self._content.exception() is None:
             self._end()  # at its end the connection went back by itself
             return
-        with suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
+        with suppress(TimeoutError, UpstreamTruncated):
             async with asyncio.timeout(_RELEASE_WAIT_S):
-                if not await self._content.read(READ_BYTES_MAX):
+                if not await self.read():
                     self._end()
         self.abort()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from relay.errors import UpstreamTruncated
 from relay.upstreams.base import UpstreamRequest
 from relay.upstreams.http import READ_BYTES_MAX, HttpReply, HttpUpstream
 from tests.support.fake_upstream import FakeUpstream
-from tests.support.script import Eof, Fin, Head, Rst, Send, Wait
+from tests.support.script import Eof, Fin, Head, Raw, Rst, Send, Wait
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -131,6 +132,24 @@ async def test_a_broken_body_ends_the_push_and_read_tells_why(end: Rst | Fin) ->
         reply.abort()
 
 
+async def test_a_read_in_the_moment_of_the_connections_end_is_told_of_it() -> None:
+    """M3.4: the connection is closed over bytes that are not HTTP, and not yet known to be."""
+    async with FakeUpstream() as up, upstream_at(up) as upstream:
+        breaking = asyncio.Event()
+        up.script(Head(), Send(b"half"), Wait(breaking), Raw(b"zz\r\n"), Wait(asyncio.Event()))
+        reply = await upstream.open(REQUEST)
+        assert await reply.read() == b"half"
+        protocol = reply._answer.protocol
+        assert protocol is not None
+        breaking.set()
+        async with asyncio.timeout(5):
+            while protocol.connected:
+                await asyncio.sleep(0)
+        with pytest.raises(UpstreamTruncated):
+            await reply.read()
+        await reply.release()
+
+
 async def test_what_the_taker_raises_is_raised_to_who_forwards() -> None:
     """And is no fault of the upstream: its connection is whole."""
 
@@ -164,6 +183,22 @@ async def test_a_kept_connection_pushes_nothing_to_the_taker_before() -> None:
         assert len(up.connections) == 1
         assert await second.read() == b"second"
         assert b"".join(first.pieces) == b"first"
+
+
+async def test_a_kept_connection_with_unread_bytes_is_not_used_again() -> None:
+    """They are in the kernel when the next request is sent, and would be taken for its answer."""
+    stray = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nstray"
+    async with FakeUpstream() as up, upstream_at(up) as upstream:
+        up.script(Head(), Send(b"first"), Eof())
+        up.script(Head(), Send(b"second"), Eof())
+        reply = await upstream.open(REQUEST)
+        while await reply.read():
+            pass
+        await reply.release()
+        os.write(up.connections[0].socket.fileno(), stray)  # no turn of the loop until it is asked
+        second = await upstream.open(REQUEST)
+        assert await second.read() == b"second"
+        assert len(up.connections) == 2
 
 
 async def test_a_cancelled_forward_pushes_nothing_more() -> None:
