@@ -23,6 +23,7 @@ from relay.webhook import Webhook, notice_of
 if TYPE_CHECKING:
     from planes.auth import KeyRing
     from planes.settings import Settings
+    from relay.money import Settlement
     from relay.routing import Router
 
 log = structlog.get_logger("sluicegate")
@@ -103,6 +104,10 @@ class Accounts:
         self._refresher.start()
         if self._webhook is not None:
             await self._webhook.start()
+
+    async def sweep_run(self, execution_id: str) -> list[Settlement]:
+        """See `Custody.sweep_run`."""
+        return await self._custody.sweep_run(execution_id)
 
     async def close(self) -> None:
         """Write what is settled, give up the lease, close the store. Idempotent."""

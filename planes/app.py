@@ -81,7 +81,9 @@ def make_app(settings: Settings, *, replay_if_no_local: bool = False) -> web.App
 
     decisions = make_plane(gateway, store=accounts.store)
     caller = app[CALLER] = make_caller(gateway)
-    runs = app[RUNS] = make_runs(gateway, caller, store=accounts.store.runs)
+    runs = app[RUNS] = make_runs(
+        gateway, caller, store=accounts.store.runs, sweep=accounts.sweep_run
+    )
 
     async def run_parts(_: web.Application) -> AsyncIterator[None]:
         try:

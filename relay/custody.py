@@ -10,6 +10,7 @@ from relay.periodic import Periodic
 
 if TYPE_CHECKING:
     from relay.billing import Billing
+    from relay.money import Settlement
     from relay.stores.base import Store
 
 _log: Final = logging.getLogger("sluicegate.custody")
@@ -72,7 +73,23 @@ class Custody:
         now = time.time()
         await self._store.renew_lease(self._worker, now + LEASE_S)
         for row in await self._store.sweep(now, self._hold_ttl_s):
-            _log.warning(
-                "request %s of %s was lost with its worker; settled at %d micro-USD",
-                *(row.request_id, row.org, row.cost_micro_usd),
-            )
+            _tell(row)
+
+    async def sweep_run(self, execution_id: str) -> list[Settlement]:
+        """Settle what a run's calls hold that were lost with their worker, however young: what is
+        called anew for them needs the balance. Return all rows of its calls.
+        """
+        now = time.time()
+        await self._store.renew_lease(self._worker, now + LEASE_S)
+        rows = await self._store.sweep_run(execution_id, now)
+        for row in rows:
+            if row.error_code == "worker_lost" and row.at == now:
+                _tell(row)
+        return rows
+
+
+def _tell(lost: Settlement) -> None:
+    _log.warning(
+        "request %s of %s was lost with its worker; settled at %d micro-USD",
+        *(lost.request_id, lost.org, lost.cost_micro_usd),
+    )

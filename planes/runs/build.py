@@ -14,13 +14,22 @@ from relay.engines.remote.link import RemoteLimits
 from relay.runs.service import RunService
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
     from planes.gateway import Gateway
     from relay.agents.base import AgentCaller
     from relay.engines.base import Engine
+    from relay.money import Settlement
     from relay.stores.runs import RunStore
 
 
-def make_runs(gateway: Gateway, caller: AgentCaller, *, store: RunStore) -> RunService:
+def make_runs(
+    gateway: Gateway,
+    caller: AgentCaller,
+    *,
+    store: RunStore,
+    sweep: Callable[[str], Awaitable[Sequence[Settlement]]],
+) -> RunService:
     """Return the service that all runs of this process belong to; not started."""
     settings = gateway.settings.workflows
     embedded = EmbeddedEngine(caller, heartbeat_s=settings.heartbeat_s)
@@ -39,6 +48,7 @@ def make_runs(gateway: Gateway, caller: AgentCaller, *, store: RunStore) -> RunS
         orphan_after_s=settings.orphan_after_s,
         retention_days=gateway.settings.journal.retention_days,
         runs_max=settings.max_runs,
+        sweep=sweep,
         tell=lambda fields: request_line("info", fields, "run"),
     )
 

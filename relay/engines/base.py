@@ -36,12 +36,14 @@ class Past:
         steps: finished steps by key, and their values; a finished task's key is `task/<id>`.
         open: tasks that had `task_dispatched` and no end, with their last attempt.
         answers: answers to yields by task id (`POST …/resume`).
+        left: what calls of those open tasks used whose process was lost; it stands in no step.
     """
 
     emitted: frozenset[tuple[str, str, int]] = frozenset()
     steps: Mapping[str, Any] = field(default_factory=dict)
     open: Mapping[str, int] = field(default_factory=dict)
     answers: Mapping[str, Any] = field(default_factory=dict)
+    left: Mapping[str, Usage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,11 +23,12 @@ from relay.stores.base import StoreError
 from relay.stores.runs import ENDED, Batch, NewRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from contextlib import ExitStack
 
     from relay.engines.base import Engine, Payer, Source
     from relay.inflight import InFlight
+    from relay.money import Settlement
     from relay.slots import Slots
     from relay.stores.runs import RunRow, RunStore
 
@@ -69,6 +70,7 @@ class RunService:
         engines: by plane. owner: names this worker in rows, as in its lease.
         orphan_after_s: silence of a row that makes it an orphan (W2.5).
         retention_days: of journals and outputs. runs_max: at once in this process.
+        sweep: settles what the calls of a run hold whose process was lost; the rows of its calls.
         tell: of each run that has ended, for the log.
     """
 
@@ -83,6 +85,7 @@ class RunService:
         orphan_after_s: float,
         retention_days: float,
         runs_max: int,
+        sweep: Callable[[str], Awaitable[Sequence[Settlement]]],
         tell: Callable[[Mapping[str, Any]], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -93,6 +96,7 @@ class RunService:
         self._owner = owner
         self._orphan_after_s = orphan_after_s
         self._retention_s = retention_days * _DAY_S
+        self._sweep = sweep
         self._tell = tell
         self._clock = clock
         self._started = False
@@ -349,15 +353,16 @@ class RunService:
         old = self._runs.get(row.execution_id)
         if old is not None:  # it stands still here; its generation is over
             await old.park()
+        calls = await self._sweep(row.execution_id)
         failed = hopeless(row, self._engines.get(row.plane))
         if failed is not None:
             _log.warning("run %s is ended: %s", row.execution_id, failed.message)
-            await end_row(self.store, row, failed, self._clock())
+            await end_row(self.store, row, failed, self._clock(), calls)
             if row.plane in self._engines:
                 await self._engines[row.plane].cancelled(row.execution_id)
             return
         _log.warning("run %s was left by its process; it goes on here", row.execution_id)
-        envelope = replace(await envelope_of(self.store, row), left=True)
+        envelope = replace(await envelope_of(self.store, row, calls), left=True)
         slot = self._places.take_over(row.org, row.execution_id)
         self._start(envelope, head=row.head, generation=row.generation, slot=slot)
 

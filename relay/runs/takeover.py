@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from encoders.workflow import RunFrames, data_of
@@ -14,7 +15,10 @@ from relay.runs.run import last_events, row_end, summary_of
 from relay.stores.runs import Batch, JournalEvent
 
 if TYPE_CHECKING:
-    from relay.engines.base import Engine
+    from collections.abc import Sequence
+
+    from relay.engines.base import Engine, Past
+    from relay.money import Settlement
     from relay.stores.runs import RunRow, RunStore
 
 ATTEMPTS_MAX: Final = 5  # claims of one run: one that kills its process every time ends some day
@@ -45,10 +49,14 @@ def hopeless(row: RunRow, engine: Engine | None) -> Failed | None:
     return None
 
 
-async def envelope_of(store: RunStore, row: RunRow) -> Envelope:
-    """Return a run as an engine goes on with it."""
-    events = await store.outline(row.execution_id)
-    steps = await store.steps(row.execution_id)
+async def envelope_of(store: RunStore, row: RunRow, calls: Sequence[Settlement] = ()) -> Envelope:
+    """Return a run as an engine goes on with it.
+
+    Args:
+        calls: the rows of its calls, if its process was lost.
+    """
+    past = await _past(store, row, calls)
+    steps = dict(past.steps)
     for task_id, output in (await store.outputs(row.execution_id)).items():
         steps[TASK + task_id] = {**(steps.get(TASK + task_id) or {}), "output": output}
     return Envelope(
@@ -60,20 +68,42 @@ async def envelope_of(store: RunStore, row: RunRow) -> Envelope:
         payer=Payer(org=row.org, key_id=row.key_id, trial=row.trial),
         created_at=row.created_at,
         plane=row.plane,
-        past=past_of(
-            ((event.name, data_of(event.frame)) for event in events),
-            steps=steps,
-            answers=row.answers,
-        ),
+        past=replace(past, steps=steps),
     )
 
 
-async def end_row(store: RunStore, row: RunRow, failed: Failed, now: float) -> None:
-    """End a run that nobody works on; nothing if another was faster."""
-    left = came_to(await store.steps(row.execution_id))
+async def _past(store: RunStore, row: RunRow, calls: Sequence[Settlement]) -> Past:
+    """What a run has behind it, but for its outputs."""
+    events = await store.outline(row.execution_id)
+    past = past_of(
+        ((event.name, data_of(event.frame)) for event in events),
+        steps=await store.steps(row.execution_id),
+        answers=row.answers,
+    )
+    if f"unsaid/{row.generation - 1}" in past.steps:
+        return past  # its process gave it up, and said what its open tasks had used
+    left: dict[str, Usage] = {}
+    for call in calls:
+        _, task_id, attempt, _ = call.request_id.split("/", 3)
+        if str(past.open.get(task_id)) == attempt:
+            left[task_id] = left.get(task_id, Usage()) + Usage(
+                prompt_tokens=call.prompt_tokens,
+                completion_tokens=call.completion_tokens,
+                cost_micro_usd=call.cost_micro_usd,
+            )
+    return replace(past, left=left)
+
+
+async def end_row(
+    store: RunStore, row: RunRow, failed: Failed, now: float, calls: Sequence[Settlement] = ()
+) -> None:
+    """End a run that nobody works on; nothing if another was faster. `calls`: see `envelope_of`."""
+    past = await _past(store, row, calls)
+    left = came_to(past.steps)
     counts, usage = left or (row.summary or {}, Usage())
+    usage = sum(past.left.values(), usage)
     summary = summary_of(counts, usage, now - row.created_at)
-    if left is None and row.usage:
+    if left is None and not past.left and row.usage:
         summary["usage"] = row.usage
     frames = RunFrames(row.workflow_id, row.execution_id)
     events = [

@@ -201,6 +201,11 @@ class Store(Protocol):
         call wrote. Two sweeps never write one row twice. Long expired leases are removed.
         """
 
+    async def sweep_run(self, execution_id: str, now: float) -> list[Settlement]:
+        """As `sweep`, but the holds of one run's calls only (their request ids begin with the
+        run's and a slash), of any age; return all rows of its calls, in order of their ids.
+        """
+
     # -- decision streams ---------------------------------------------------------------------
 
     async def lease_stream(

@@ -135,6 +135,12 @@ class SqliteStore:
         notice_of = self._notice_of
         return await self._writer.run(lambda c: operations.sweep(c, now, ttl_s, notice_of))
 
+    async def sweep_run(self, execution_id: str, now: float) -> list[Settlement]:
+        notice_of = self._notice_of
+        return await self._writer.run(
+            lambda c: operations.sweep_run(c, execution_id, now, notice_of)
+        )
+
     # -- decision streams -----------------------------------------------------------------------
 
     async def lease_stream(

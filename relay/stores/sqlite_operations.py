@@ -209,16 +209,38 @@ def end_lease(connection: sqlite3.Connection, worker: str) -> None:
 def sweep(
     connection: sqlite3.Connection, now: float, ttl_s: float, notice_of: NoticeOf | None
 ) -> list[Settlement]:
-    lost = connection.execute(
-        f"""SELECT {HOLD.names}, {NOTED.names} FROM holds WHERE placed_at < ?
-            AND worker NOT IN (SELECT worker FROM leases WHERE until > ?)
-            ORDER BY placed_at, request_id""",
-        (now - ttl_s, now),
-    ).fetchall()
-    rows = [settlement_of_lost(row, now) for row in lost]
-    written = settle(connection, rows, notice_of)
+    written = _settle_lost(connection, "placed_at < ?", (now - ttl_s,), now, notice_of)
     connection.execute("DELETE FROM leases WHERE until < ?", (now - LEASE_KEPT_S,))
     return written
+
+
+def sweep_run(
+    connection: sqlite3.Connection, execution_id: str, now: float, notice_of: NoticeOf | None
+) -> list[Settlement]:
+    # A range of the primary key: all that begins with the id and a slash, which "0" follows.
+    of_run = "request_id > ? AND request_id < ?"
+    ends = (text(f"{execution_id}/"), text(f"{execution_id}0"))
+    _settle_lost(connection, of_run, ends, now, notice_of)
+    rows = connection.execute(
+        f"SELECT {USAGE.names} FROM usage WHERE {of_run} ORDER BY request_id", ends
+    )
+    return [settlement_of(row) for row in rows]
+
+
+def _settle_lost(
+    connection: sqlite3.Connection,
+    where: str,
+    values: Sequence[float | str],
+    now: float,
+    notice_of: NoticeOf | None,
+) -> list[Settlement]:
+    lost = connection.execute(
+        f"""SELECT {HOLD.names}, {NOTED.names} FROM holds WHERE {where}
+            AND worker NOT IN (SELECT worker FROM leases WHERE until > ?)
+            ORDER BY placed_at, request_id""",
+        (*values, now),
+    ).fetchall()
+    return settle(connection, [settlement_of_lost(row, now) for row in lost], notice_of)
 
 
 # -- usage ----------------------------------------------------------------------------------------

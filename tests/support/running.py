@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,7 @@ async def service_over(
         settings.pop("inflight", None) or InFlight(),
         Slots(),
         owner=owner,
+        sweep=lambda execution_id: store.sweep_run(execution_id, time.time()),
         **{"orphan_after_s": 300.0, "retention_days": 30.0, "runs_max": 100, **settings},
     )
     try:

@@ -42,6 +42,7 @@ class Memory:
 
     Attributes:
         open: tasks that a former owner of the run dispatched and did not end: their last attempt.
+        left: what those used that no step tells of yet.
         answers: to yields, by task id.
         usage: of all that was called, as far as it is known.
         has_failures: whether any task failed for good, in any epoch.
@@ -49,6 +50,7 @@ class Memory:
 
     def __init__(self, past: Past) -> None:
         self.open = dict(past.open)
+        self.left = dict(past.left)
         self.answers = past.answers
         self.usage = Usage()
         self.has_failures = False

@@ -28,8 +28,13 @@ def interrupt(run: Run, task_id: str, kind: str) -> None:
     for tool_id in [key for key in memory.open if key.startswith(f"{task_id}.tool.")]:
         run.emit("task_error", task_error(tool_id, "tool", error, memory.open.pop(tool_id)))
     data = task_error(task_id, kind, error, attempt, will_retry=True)
-    step = {"code": INTERRUPTED, "epoch": 0, "usage": None}
+    step = {"code": INTERRUPTED, "epoch": 0, "usage": _left(run, task_id)}
     run.emit("task_error", data, {f"attempt/{task_id}/{attempt}": step})
+
+
+def _left(run: Run, task_id: str) -> dict[str, int] | None:
+    used = run.memory.left.pop(task_id, None)
+    return used.step() if used is not None else None
 
 
 def end_open(run: Run, error: TaskFailed, under: Life | None = None) -> None:
@@ -48,6 +53,7 @@ def end_open(run: Run, error: TaskFailed, under: Life | None = None) -> None:
             del run.memory.open[task_id]
             epoch = sum(map(run.memory.retries, holders))
             kind = run.places.kind(task_id)
-            steps = {f"failed/{task_id}/{epoch}": failed_step(error, attempt)}
+            step = {**failed_step(error, attempt), "usage": _left(run, task_id)}
+            steps = {f"failed/{task_id}/{epoch}": step}
             data = task_error(task_id, kind, error.error(), attempt)
             run.emit("task_error", data, None if kind == "tool" else steps)
