@@ -287,6 +287,24 @@ async def test_only_old_holds_of_workers_without_a_lease_are_swept(store: Store)
     assert [r.request_id for r in await store.sweep(NOW, TTL_S)] == ["live_old"]
 
 
+async def test_the_lost_holds_of_one_run_are_swept_at_once(store: Store) -> None:
+    """Of any age, of its calls only, and never those of a worker that lives."""
+    await store.put_org(Org(id="acme", balance_micro_usd=1000))
+    await store.renew_lease("live", NOW + 10)
+    dead = hold("run1/t/1/a", worker="dead", placed_at=NOW)
+    await store.place_hold(dead)
+    await store.place_hold(hold("run1/t/2/a", worker="live", placed_at=OLD))
+    for other in ("run1", "run10/t/1/a", "run2/t/1/a"):
+        await store.place_hold(hold(other, worker="dead", placed_at=OLD))
+    await store.settle([row("run1/s/1/a", 30), row("run10/s/1/a", 30)])
+    expected = [row("run1/s/1/a", 30), lost(dead)]
+    assert await store.sweep_run("run1", NOW) == expected
+    assert sorted(await held(store)) == ["run1", "run1/t/2/a", "run10/t/1/a", "run2/t/1/a"]
+    assert await store.sweep_run("run1", NOW + 1) == expected
+    assert await store.sweep_run("run3", NOW) == []
+    assert await balance(store) == 1000 - 60 - 5
+
+
 async def test_a_lease_that_ran_out_can_be_taken_again(store: Store) -> None:
     """A worker whose machine slept for a day: the sweep has forgotten the lease by then."""
     await store.place_hold(hold("req_1", placed_at=OLD))

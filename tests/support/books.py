@@ -47,6 +47,14 @@ class Books:
             await asyncio.sleep(0.05)
         return await self.store.usage()
 
+    async def usage(self, count: int, *, timeout: float = 10.0) -> list[Settlement]:
+        """Wait until there are so many rows, whatever is held, and return them."""
+        until = time.monotonic() + timeout
+        while len(rows := await self.store.usage()) < count:
+            assert time.monotonic() < until, f"{len(rows)} rows, not {count}"
+            await asyncio.sleep(0.02)
+        return rows
+
     async def balance(self, org: str = "test") -> int:
         """What is left of an org's balance, in micro-USD."""
         found = await self.store.get_org(org)
