@@ -151,8 +151,13 @@ class SseSink:
             await asyncio.shield(self._writer.drain())
 
     def waiting(self) -> int:
-        assert self._transport is not None, "waiting() before commit()"
-        return self._transport.get_write_buffer_size()
+        transport = self._transport
+        assert transport is not None, "waiting() before commit()"
+        waiting = transport.get_write_buffer_size()
+        if transport.is_closing():  # its socket may be another's by now
+            return waiting
+        acked, _ = taken_and_waiting(transport)
+        return waiting - acked
 
     async def finish(self) -> None:
         assert self._watch is not None, "finish() before commit()"

@@ -53,7 +53,9 @@ class FollowerSink(Protocol):
         """Wait until more may be sent."""
 
     def waiting(self) -> int:
-        """Bytes that the client has yet to make room for."""
+        """A number of bytes that falls as the client takes any, in its kernel too: ours has room
+        again long after that.
+        """
 
 
 class Follower:

@@ -17,7 +17,7 @@ import pytest_asyncio
 from tests.support.books import books_of
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.gateway import AUTH, KEY
-from tests.support.script import json_answer
+from tests.support.script import Wait, json_answer, openai_stream
 from tests.support.workflow_wire import read
 from tests.support.workflows import BASE, Flows, document, flows, task
 
@@ -241,6 +241,31 @@ async def test_j2_2_a_follower_that_never_reads_is_reset_and_costs_nobody_else()
         assert b"event: workflow_result" not in rest
         stuck.close()
         await stuck.wait_closed()
+
+
+async def test_j2_2_a_follower_that_fell_behind_and_reads_slowly_is_not_reset() -> None:
+    """Its kernel takes what it reads, long before ours has room for more."""
+    word = "x" * 1000
+    go = asyncio.Event()
+    async with flows() as flow:
+        flow.up.script_for("up-a", Wait(go), *openai_stream([word] * 300))
+        items = list(range(10))
+        many = {"type": "batch", "id": "bt", "items": items, "task": task("it", "a")}
+        run = await flow.begin(document(many))
+        async with flow.gateway.client(rcvbuf=4096) as slow:
+            await slow.request("GET", f"{BASE}/executions/{run}/events?after=0", headers=[AUTH])
+            await slow.read_until(lambda _: b"event: task_dispatched" in slow.body)
+            go.set()
+            seen = await flow.events(run)
+            began = time.monotonic()
+            while time.monotonic() - began < 6:  # three times as long as it may take nothing
+                await slow.read_some(2048)
+                await asyncio.sleep(0.25)
+            await slow.read_all(timeout=60)
+        told = read(bytes(slow.body), placed=True)
+        assert not told.reset
+        assert told.events == seen.events
+        assert told.texts == seen.texts
 
 
 async def _stuck(
