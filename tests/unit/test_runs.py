@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,8 @@ from relay.runs.groups import NUMBERED
 from relay.runs.places import RunsFull
 from relay.runs.run import Run
 from relay.runs.takeover import ATTEMPTS_MAX
+from relay.stores.sqlite import SqliteStore
+from tests.contract.values import hold
 from tests.support.following import attach, begun, text_of
 from tests.support.running import ListSink, ScriptedEngine, beginning, done, service_over
 
@@ -338,6 +341,34 @@ async def test_w2_5_a_run_that_kills_every_process_ends_as_an_orphan(tmp_path: P
         assert row is not None
         assert (row.state, row.error["code"]) == ("failed", "orphaned")
     assert len(claims) == ATTEMPTS_MAX
+
+
+async def test_w2_5_a_lost_run_that_is_ended_tells_what_its_open_calls_used(tmp_path: Path) -> None:
+    async def dispatch(envelope: Envelope, outlet: Outlet) -> Ending:
+        outlet.emit("task_dispatched", {"task_id": "t", "kind": "task", "attempt": 2})
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    engine, path, start = ScriptedEngine(dispatch), tmp_path / "s.db", beginning()
+    async with service_over(path, engine) as service:
+        await service.begin(start, lambda _: None)
+    store = SqliteStore(path)
+    await store.open()
+    calls = [hold(f"{start.execution_id}/t/{attempt}/x", worker="dead") for attempt in (1, 2, 2)]
+    calls[2] = replace(calls[2], request_id=f"{calls[2].request_id}/2")
+    for call in calls:  # the first stands in a step by now
+        await store.place_hold(call)
+    await store.runs.request_cancel(start.execution_id, 1.0)
+    async with service_over(path, engine) as service, asyncio.timeout(10):
+        while (row := await service.store.get_run(start.execution_id)) and row.state == "running":
+            await asyncio.sleep(0.01)
+    assert row is not None
+    assert (row.state, row.error["code"]) == ("cancelled", "cancelled")
+    used = 2 * calls[0].prompt_tokens
+    assert row.usage == {"prompt_tokens": used, "completion_tokens": 0, "total_tokens": used}
+    assert await store.open_holds() == []
+    assert len(await store.usage()) == 3
+    await store.close()
 
 
 async def _has_ended(service: RunService, execution_id: str) -> bool:
