@@ -123,9 +123,8 @@ async def ask(
 
     It is sent again on another connection if the one from the pool was stale: servers close kept
     connections whenever they like (llama.cpp after every stream, whatever its `Keep-Alive` says);
-    the request that meets the close was never looked at. Bytes that are no answer came late, behind
-    the answer before. One that is given up before it is answered closes its connection at once
-    (M4.1), whatever of it has not been sent.
+    the request that meets the close was never looked at. One that is given up before it is answered
+    closes its connection at once (M4.1), whatever of it has not been sent.
 
     Args:
         timeout: of connecting. header_timeout_s: from the call to the head, connecting included.
@@ -144,13 +143,13 @@ async def ask(
         reused, protocol.used = protocol.used, True
         try:
             return await _ask_on(connection, head, body, until)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, HttpProcessingError) as e:
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             _abort(connection)
-            if reused and clock() - started <= _STALE_WITHIN_S:
-                continue
-            if isinstance(e, HttpProcessingError):
-                raise aiohttp.ClientPayloadError(e.message) from None
-            raise
+            if not reused or clock() - started > _STALE_WITHIN_S:
+                raise
+        except HttpProcessingError as error:
+            _abort(connection)
+            raise aiohttp.ClientPayloadError(error.message) from None
         except BaseException:
             _abort(connection)
             raise

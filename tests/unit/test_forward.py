@@ -201,27 +201,6 @@ async def test_a_kept_connection_with_unread_bytes_is_not_used_again() -> None:
         assert len(up.connections) == 2
 
 
-async def test_bytes_that_come_late_behind_an_answer_do_not_fail_the_next_request() -> None:
-    """No answer begins so: it is asked again on a new connection, and there it is a failure."""
-    late = Raw(b"5\r\nstray\r\n")
-    async with FakeUpstream() as up, upstream_at(up) as upstream:
-        up.script(Head(), Send(b"first"), Eof())
-        up.script(late, Wait(asyncio.Event()))
-        up.script(Head(), Send(b"second"), Fin())
-        up.script(late, Wait(asyncio.Event()))
-        reply = await upstream.open(REQUEST)
-        while await reply.read():
-            pass
-        await reply.release()
-        second = await upstream.open(REQUEST)
-        assert await second.read() == b"second"
-        assert len(up.connections) == 2
-        second.abort()
-        with pytest.raises(UpstreamTruncated):
-            await upstream.open(REQUEST)
-        assert len(up.requests) == 4
-
-
 async def test_a_cancelled_forward_pushes_nothing_more() -> None:
     """M4.1: a hang-up leaves nobody who writes to the client."""
     async with FakeUpstream() as up, upstream_at(up) as upstream:
