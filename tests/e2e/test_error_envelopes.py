@@ -93,6 +93,33 @@ async def test_json_that_is_too_deep(
     assert (answer.status, answer.error["code"]) == (400, "invalid_request")
 
 
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        (b'"temperature": 1e400', "temperature"),
+        (b'"tools": [{"function": {"parameters": {"maximum": -1e999}}}]', None),
+        (b'"seed": %b' % (b"9" * 5000), "seed"),
+    ],
+)
+async def test_a_number_that_would_go_on_as_null_is_refused(
+    stack: Stack, field: bytes, param: str | None
+) -> None:
+    """M1.2: JSON has no bound for its numbers, a double has one; the place is named."""
+    answer = await stack.ask(raw=GOOD[:-1].encode() + b", " + field + b"}")
+    error = answer.error
+    assert (answer.status, error["code"]) == (400, "invalid_request")
+    assert error["param"] == (param or "tools.0.function.parameters.maximum")
+    assert not stack.requests
+
+
+async def test_a_whole_number_of_any_size_goes_on_as_it_came(stack: Stack) -> None:
+    """M1.1: fields that the gateway does not know are passed to the provider."""
+    await stack.ask(*openai_stream(["Hi"]), seed=123456789012345678901, x=[2**64, -(2**63) - 1])
+    asked = await stack.request()
+    assert b'"seed":123456789012345678901' in asked.body
+    assert asked.json["x"] == [2**64, -(2**63) - 1]
+
+
 async def test_json_behind_a_byte_order_mark_is_taken(stack: Stack) -> None:
     """M1.1: some editors and shells write one; RFC 8259 §8.1 lets us pass it over."""
     answer = await stack.ask(*openai_stream(["Hi"]), raw=b"\xef\xbb\xbf" + GOOD.encode())
