@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.checks import until
 from tests.support.fake_upstream import openai_stream
 from tests.support.gateway import KEY, MODEL
 from tests.support.stack import API_V1, BODY_LIMIT_BYTES, MESSAGES, V1, Answer, Stack
@@ -376,7 +377,43 @@ async def test_http_1_0_knows_no_interim_answers(stack: Stack) -> None:
     assert said.startswith(b"HTTP/1.0 200 OK\r\n")
 
 
-async def test_the_models_too_answer_a_strange_expectation_in_the_envelope(stack: Stack) -> None:
-    """M1.2: before any handler."""
-    head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nexpect: banana\r\n" + BEARER + b"\r\n\r\n"
-    assert (await exchange(stack, head)).error["code"] == "invalid_request"
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"GET /v1/models",
+        b"GET /v1/agents",
+        b"GET /v1/agents/one/models",
+        b"GET /v1/workflows",
+        b"DELETE /v1/workflows/w",
+        b"POST /v1/workflows/executions/x/cancel",
+        b"GET /ready",
+        b"GET /nowhere",
+        b"PUT /v1/models",
+    ],
+)
+async def test_a_strange_expectation_is_answered_in_the_envelope(stack: Stack, line: bytes) -> None:
+    """M1.2: before any handler, wherever it is sent; with an id, and a line of the log."""
+    head = line + b" HTTP/1.1\r\nhost: x\r\nexpect: banana\r\n" + BEARER + b"\r\n\r\n"
+    answer = await exchange(stack, head)
+    assert (answer.status, answer.error["code"]) == (417, "invalid_request")
+    assert "100-continue" in answer.error["message"]
+    assert answer.header("server") == "sluicegate"
+    request_id = answer.header("x-request-id")
+    await until(
+        lambda: (
+            [
+                told["status"]
+                for told in stack.gateway.log_lines()
+                if told.get("request_id") == request_id
+            ]
+            == [417]
+        ),
+        what="its line",
+    )
+
+
+async def test_a_usual_expectation_is_met_where_no_body_is_read(stack: Stack) -> None:
+    """RFC 9110 §10.1.1: on every path."""
+    head = b"GET /v1/agents HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
+    answer = await exchange(stack, head + BEARER + b"\r\n\r\n")
+    assert (answer.status, answer.json["object"]) == (200, "list")
