@@ -97,6 +97,16 @@ def error_chunk(identity: ChunkIdentity, *, message: str, code: str, raw: object
     return chunk(identity, [choice], error=error)
 
 
+def model_entry(name: str, *, owner: str, created: int) -> dict[str, Any]:
+    """One model as `GET …/models` lists it; `name` is what OpenRouter's list has beside OpenAI's
+    fields.
+
+    Args:
+        created: Unix seconds.
+    """
+    return {"id": name, "object": "model", "created": created, "owned_by": owner, "name": name}
+
+
 def error_body(
     message: str,
     *,

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from planes.settings import HttpProvider
+from planes.price_list import price_book
 from relay.billing import Billing, BillingHook
 from relay.custody import Custody
 from relay.ledger import Ledger
-from relay.money import Price
 from relay.periodic import Periodic
-from relay.prices import PriceBook
 from relay.stores.base import Org
 from relay.stores.sqlite import SqliteStore
 from relay.webhook import Webhook, notice_of
@@ -62,7 +59,7 @@ class Accounts:
                 timeout_s=hook.timeout_s,
                 authorize=hook.authorize,
             )
-        self._prices = _price_book(settings)
+        self._prices = price_book(settings)
         worker = f"worker_{secrets.token_hex(8)}"
         hooks: tuple[BillingHook, ...] = (self._ledger,)
         if self._webhook is not None:
@@ -133,29 +130,6 @@ class Accounts:
             for slug, candidates in router.routes()
             for candidate in candidates
         )
-
-
-def _price_book(settings: Settings) -> PriceBook:
-    configured = {
-        slug: Price(
-            prompt_usd_per_mtok=Decimal(str(model.price.prompt_usd_per_mtok)),
-            completion_usd_per_mtok=Decimal(str(model.price.completion_usd_per_mtok)),
-        )
-        for slug, model in settings.models.items()
-        if model.price is not None
-    }
-    urls = {
-        name: provider.base_url
-        for name, provider in settings.providers.items()
-        if isinstance(provider, HttpProvider) and provider.off_reason is None
-    }
-    pairs = {
-        (candidate.provider, candidate.model): configured[slug]
-        for slug, model in settings.models.items()
-        if slug in configured
-        for candidate in model.candidates
-    }
-    return PriceBook(configured, urls, pairs=pairs)
 
 
 def _orgs(settings: Settings) -> list[Org]:

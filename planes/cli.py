@@ -115,6 +115,13 @@ def _check(options: argparse.Namespace) -> int:
     source = path or "built-in defaults"
     for notice in notices(settings):
         print(f"{source}: notice: {notice}")
+    if any(model.price is None for model in settings.models.values()):
+        # Imported here: it takes a third of a second to load the bundled prices.
+        from planes.price_list import price_warning
+
+        warning = price_warning(settings)
+        if warning is not None:
+            print(f"{source}: warning: {warning}")
     print(f"{source}: ok")
     return OK
 
@@ -197,8 +204,8 @@ def _add_commands(commands: Commands) -> None:
     check = add_command(
         commands,
         "check",
-        "Check a configuration: every problem with its line (exit 1), or what is off or not "
-        "served yet,\nthen `ok` (exit 0). Nothing is started; ${ENV} is taken from the "
+        "Check a configuration: every problem with its line (exit 1), or what is off, not served "
+        "yet or\nwithout a price, then `ok` (exit 0). Nothing is started; ${ENV} is taken from the "
         f"environment.\n\nFILE is the same as --config FILE. {WHERE}",
         """\
   sluicegate check

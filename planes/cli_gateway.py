@@ -31,14 +31,20 @@ def add_gateway(command: argparse.ArgumentParser) -> None:
 def gateway_of(options: argparse.Namespace) -> tuple[str, str]:
     """Return the address, without a slash at its end, and the key; exits with 2 without one.
 
-    The base that SDKs have, with `/v1` at its end, is taken too.
+    The base that SDKs have, with `/v1` at its end, is taken too. An option that is given empty, as
+    by a variable that is not set, is wrong: another gateway or key would be used unnoticed.
 
     Raises:
         ConfigError: the configuration cannot be used. It is not read if nothing is asked of it.
     """
+    others = {"server": "the configuration's", "key": f"${KEY_VARIABLE} or the configuration's"}
+    for name, other in others.items():
+        given = getattr(options, name)
+        if given is not None and not given.strip():
+            wrong(options, f"--{name} is empty; leave it out to use {other}")
     url: str | None = options.server
-    key: str | None = options.key or os.environ.get(KEY_VARIABLE)
-    if not url or key is None or options.config is not None:
+    key: str | None = options.key or os.environ.get(KEY_VARIABLE) or None
+    if url is None or key is None or options.config is not None:
         settings, _ = load_settings(options.config)
         url, key = url or _url(settings), key or _first_key(settings)
     url = url.rstrip("/").removesuffix("/v1")

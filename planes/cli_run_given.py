@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from encoders.json_text import dumps, loads
+from encoders.json_text import NumberTooLarge, dumps, loads_exact
 from planes.cli_common import USAGE
 from planes.cli_gateway import unreadable, wrong
 
@@ -47,7 +47,9 @@ def read_value(options: argparse.Namespace, name: str, text: str) -> Any:
         except UnicodeDecodeError:
             wrong(options, f"{name}: {text[1:]} is not UTF-8")
     try:
-        return loads(text)
+        return loads_exact(text)
+    except NumberTooLarge as error:
+        wrong(options, f"{name}: {error}")
     except ValueError:
         return text
 
@@ -94,7 +96,9 @@ def prompt(waits: dict[str, Any]) -> tuple[Any, bool]:
         if schema is None:
             return text, True
         try:
-            return loads(text), True
+            return loads_exact(text), True
+        except NumberTooLarge as error:
+            say(str(error))
         except ValueError as error:
             say(f"that is no JSON: {error}")
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from encoders.json_text import dumps, loads
+from encoders.json_text import dumps, loads, loads_exact
 from encoders.sse import SseDecoder, SseEventTooLarge
 from planes.cli_gateway import no_connection
 from planes.cli_run_events import LAST, Cursor
@@ -226,7 +226,7 @@ class Link:
             async with self._request(method, path, None) as response:
                 if response.status not in (200, 202):
                     raise await _refused(response)
-                document = loads(await _read(response, ANSWER_BYTES_MAX))
+                document = loads_exact(await _read(response, ANSWER_BYTES_MAX))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"no answer ({_what(error)})") from error
         except ValueError:

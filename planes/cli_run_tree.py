@@ -71,8 +71,9 @@ class RunTree:
 
     Attributes:
         name, status: of the run; a status is "running" until its `workflow_result`.
-        elapsed_s: at its last event. error: of `workflow_error`. waits: data of a yield.
-        final_task_id: whose output is the run's. summary: of `workflow_completed`.
+        elapsed_s: at its last event; never goes back. error: of `workflow_error`.
+        waits: data of a yield. final_task_id: whose output is the run's.
+        summary: of `workflow_completed`.
     """
 
     def __init__(self, held_by: Mapping[str, str | None] | None = None) -> None:
@@ -97,7 +98,7 @@ class RunTree:
             if task is not None:
                 task.tail = (task.tail + (event.payload or {})["delta"])[-TAIL_CHARS:]
             return
-        self.elapsed_s = event.elapsed_s or self.elapsed_s
+        self.elapsed_s = max(self.elapsed_s, event.elapsed_s or 0.0)
         outcome = event.name in ("workflow_completed", "workflow_result")
         if task_id is not None and len(task_id) <= _ID_CHARS_MAX and not outcome:
             task = self.tasks.get(task_id) or self._add(task_id)

@@ -7,15 +7,16 @@ JSON lines go to standard output. Only the live tree imports rich.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from planes.cli_run_events import json_line
 from planes.cli_run_tree import task_ids_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
@@ -185,16 +186,48 @@ def words(task: Task, *, now_s: float | None = None, tail: int = 0) -> list[str]
     return [printable(word) for word in told if word]
 
 
-class TreeView(_Quiet):
-    """The live tree."""
+class Elapsed:
+    """Seconds since a run began, as they are shown: they go on between its events, and never back.
 
-    def __init__(self, tree: RunTree) -> None:
+    Events tell the time by the gateway's clock, and come later than they were made, now more and
+    now less: the one that came soonest says best when the run began.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began_at: float | None = None
+        self._shown_s = 0.0
+
+    def told(self, elapsed_s: float) -> None:
+        """An event came; so it tells."""
+        began_at = self._clock() - elapsed_s
+        self._began_at = began_at if self._began_at is None else min(self._began_at, began_at)
+        self._shown_s = max(self._shown_s, elapsed_s)
+
+    def seconds(self, *, going_on: bool) -> float:
+        """What to show now. A run that has ended, or waits, stands where it was."""
+        if going_on and self._began_at is not None:
+            self._shown_s = max(self._shown_s, self._clock() - self._began_at)
+        return self._shown_s
+
+
+class TreeView(_Quiet):
+    """The live tree.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, tree: RunTree, *, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._tree = tree
         self._execution_id = ""
-        self._told_at = 0.0
+        self._elapsed = Elapsed(clock)
         self._console = Console(stderr=True)
         self._live = Live(
             console=self._console,
@@ -204,7 +237,6 @@ class TreeView(_Quiet):
         )
 
     def __enter__(self) -> Self:
-        self._told_at = asyncio.get_running_loop().time()
         self._live.start()
         return self
 
@@ -218,7 +250,8 @@ class TreeView(_Quiet):
         self._console.print(self._shown())
 
     def told(self, event: RunEvent) -> None:
-        self._told_at = asyncio.get_running_loop().time()
+        if event.elapsed_s is not None:  # tokens tell no time
+            self._elapsed.told(event.elapsed_s)
         told = (event.payload or {}).get("execution_id")
         self._execution_id = told if isinstance(told, str) else self._execution_id
 
@@ -230,11 +263,12 @@ class TreeView(_Quiet):
             await asyncio.sleep(REFRESH_S)
             self._live.refresh()
 
+    def now_s(self) -> float:
+        """The seconds that are shown now."""
+        return self._elapsed.seconds(going_on=self._tree.status == "running")
+
     def _shown(self) -> RenderableType:
-        now_s = self._tree.elapsed_s
-        if self._tree.status == "running":
-            with contextlib.suppress(RuntimeError):  # no loop runs: the last look
-                now_s += asyncio.get_running_loop().time() - self._told_at
+        now_s = self.now_s()
         return render(self._tree, self._console, now_s=now_s, execution_id=self._execution_id)
 
 

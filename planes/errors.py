@@ -87,6 +87,8 @@ def response_for_http(
         message = f"{request.path} takes {allowed}, not {error.method}"
     elif isinstance(error, web.HTTPRequestEntityTooLarge):
         message = "the request body is too large"
+    elif isinstance(error, web.HTTPExpectationFailed):
+        message = "`Expect` can be 100-continue, and nothing else"
     type_ = "invalid_request_error" if status < 500 else "server_error"
     response = web.Response(
         status=status,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import orjson
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from encoders.json_text import dumps
+from encoders.json_text import NestedTooDeeply, NumberTooLarge, dumps, loads_exact
 from planes.errors import InvalidJson
 from relay.errors import BadRequest
 
@@ -18,21 +17,34 @@ if TYPE_CHECKING:
 
 # It is encoded again for the upstream: deeper documents are no work for an encoder, nor any use.
 NESTING_MAX: Final = 200
+_PARAM_CHARS: Final = 256
 M = TypeVar("M", bound=BaseModel)
 
 
-def json_object(body: bytes) -> dict[str, Any]:
-    """Parse a request's body.
+def json_object(body: bytes, *, finite: bool = True) -> dict[str, Any]:
+    """Parse a request's body; whole numbers are kept exactly, whatever their size.
+
+    Args:
+        finite: whether a number that no double holds is refused here. Who says no tells of all
+            that is wrong with the document, and finds an infinity in its place.
 
     Raises:
         InvalidJson: not a JSON document; with line and column.
-        BadRequest: not an object, or nested too deeply.
+        BadRequest: not an object, nested too deeply, or with such a number; that has a `param`.
     """
-    document = _load(body)
+    try:
+        document = _load(body, finite=finite)
+    except NestedTooDeeply:
+        raise BadRequest(
+            f"the request body is nested more than {NESTING_MAX} levels deep"
+        ) from None
+    except NumberTooLarge as error:
+        param = ".".join(map(str, error.place))[:_PARAM_CHARS] or None
+        raise BadRequest(
+            f"`{param or 'the body'}`: the number is larger than a double holds", param=param
+        ) from None
     if not isinstance(document, dict):
         raise BadRequest("the request body must be a JSON object")
-    if _is_nested_deeper(document, NESTING_MAX):
-        raise BadRequest(f"the request body is nested more than {NESTING_MAX} levels deep")
     return document
 
 
@@ -57,44 +69,23 @@ def json_response(
     )
 
 
-def _load(body: bytes) -> Any:
+def _load(body: bytes, *, finite: bool) -> Any:
     if not body.strip():
         raise InvalidJson("the request body is empty (line 1, column 1); it must be a JSON object")
     try:
-        return orjson.loads(body)
+        return loads_exact(body, finite=finite, levels_max=NESTING_MAX)
     except orjson.JSONDecodeError as error:
-        try:  # lone surrogates are legal JSON that orjson does not take
-            return json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant)
-        except UnicodeDecodeError as stray:
-            start = body.rfind(b"\n", 0, stray.start) + 1
-            line, column = (
-                body.count(b"\n", 0, start) + 1,
-                len(body[start : stray.start].decode("utf-8", "replace")) + 1,
-            )
-            message = "a byte that is not UTF-8"
-        except (ValueError, RecursionError):
-            line, column, message = error.lineno, error.colno, error.msg
-        raise InvalidJson(
-            f"the request body is not valid JSON: {message} (line {line}, column {column})"
-        ) from None
-
-
-def _is_nested_deeper(document: Any, limit: int) -> bool:
-    level = [document]
-    for _ in range(limit):
-        level = [
-            child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return False
-    return True
-
-
-def _no_constant(word: str) -> NoReturn:
-    raise ValueError(word)
+        line, column, message = error.lineno, error.colno, error.msg
+    except UnicodeDecodeError as stray:
+        start = body.rfind(b"\n", 0, stray.start) + 1
+        line, column = (
+            body.count(b"\n", 0, start) + 1,
+            len(body[start : stray.start].decode("utf-8", "replace")) + 1,
+        )
+        message = "a byte that is not UTF-8"
+    raise InvalidJson(
+        f"the request body is not valid JSON: {message} (line {line}, column {column})"
+    )
 
 
 def _refuse(error: ValidationError) -> NoReturn:

@@ -160,6 +160,8 @@ class Metrics:
     def _count_attempts(self, end: Ended, model: str, request_error: str) -> None:
         record, to = end.record, self.instruments
         for attempt in record.attempts:
+            if not attempt.asked:
+                continue
             call = (_CHAT, attempt.provider, model)
             if attempt.error_code is not None:
                 error = self._codes.learn(attempt.error_code)

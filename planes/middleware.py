@@ -30,6 +30,8 @@ from relay.stores.base import StoreError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from aiohttp.web_request import BaseRequest
+
     from planes.auth import Principal
     from planes.gateway import Gateway
 
@@ -185,6 +187,31 @@ async def expect_continue(request: web.Request) -> web.StreamResponse | None:
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # of the answer, which has not begun
     return None
+
+
+def observe_expectations(
+    handler: Callable[[BaseRequest], Awaitable[web.StreamResponse]],
+) -> Callable[[BaseRequest], Awaitable[web.StreamResponse]]:
+    """Return the handler of all requests with `observe` around what aiohttp refuses before any
+    middleware: an `Expect` of another thing, on a path that has no handler for it or is none.
+    """
+
+    async def observed(request: BaseRequest) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPExpectationFailed as error:
+            refused = error
+
+        async def refuse(_: web.Request) -> web.StreamResponse:
+            raise refused
+
+        assert isinstance(request, web.Request)
+        return await observe(request, refuse)
+
+    def handle(request: BaseRequest) -> Awaitable[web.StreamResponse]:
+        return observed(request) if hdrs.EXPECT in request.headers else handler(request)
+
+    return handle
 
 
 def wants_comments(request: web.Request, principal: Principal) -> bool:

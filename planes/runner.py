@@ -14,6 +14,7 @@ import structlog
 from aiohttp import web
 
 from encoders.openai import error_body
+from planes.middleware import observe_expectations
 from planes.request_id import new_request_id
 from planes.sinks import ClientConnection
 
@@ -44,7 +45,7 @@ class _Runner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
         return _Server(
-            made.request_handler,
+            observe_expectations(made.request_handler),
             request_factory=made.request_factory,
             handler_cancellation=made.handler_cancellation,
             loop=made._loop,

@@ -118,7 +118,8 @@ class Tracing:
             span.set_status(Status(StatusCode.ERROR))
         below = set_span_in_context(span)
         for attempt in record.attempts:
-            self._attempt(end, attempt, below, clock)
+            if attempt.asked:
+                self._attempt(end, attempt, below, clock)
         span.end(clock.unix_ns(end.at))
 
     def _attempt(self, end: Ended, attempt: Attempt, parent: Context, clock: _Clock) -> None:

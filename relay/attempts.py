@@ -65,6 +65,10 @@ class Opened:
         self.reply.abort()
 
 
+def _nothing() -> None:
+    """Nobody is told."""
+
+
 class Dialler:
     """Dials the candidates of requests and remembers what came of it (M3.3). One for a worker.
 
@@ -82,11 +86,16 @@ class Dialler:
         candidates: tuple[Candidate, ...],
         request: RelayRequest,
         record: RequestRecord,
+        *,
+        dialling: Callable[[], object] = _nothing,
     ) -> Opened:
         """Dial the candidates, each at most once, and return the first that answers with success.
 
         Their order is the configured one, but for those that failed lately: they come last. Each
         attempt is noted in `record`; `record.provider` is who serves, or whose error is told.
+
+        Args:
+            dialling: told before each dial; never, if no shape has words for the request.
 
         Raises:
             UpstreamError: the last error, or the first that another candidate would not mend.
@@ -98,7 +107,7 @@ class Dialler:
             candidate = left.pop(self._cooldown.pick(left, self._clock()))
             _name(record, candidate)
             try:
-                return await self._open(candidate, request, record, last=not left)
+                return await self._open(candidate, request, record, dialling, last=not left)
             except UpstreamError as failure:
                 if not failure.fails_over:
                     raise
@@ -119,7 +128,13 @@ class Dialler:
             self._cooldown.failed(opened.candidate, error, began=opened.began, now=self._clock())
 
     async def _open(
-        self, candidate: Candidate, request: RelayRequest, record: RequestRecord, *, last: bool
+        self,
+        candidate: Candidate,
+        request: RelayRequest,
+        record: RequestRecord,
+        dialling: Callable[[], object],
+        *,
+        last: bool,
     ) -> Opened:
         """Dial one candidate; once more, if it may be only our own `stream_options` that it
         refuses (M3.3).
@@ -131,6 +146,7 @@ class Dialler:
         try:
             with _Noted(self._cooldown, self._clock, candidate, record) as attempt:
                 asked = _asked(request, candidate, stream_options=options)
+                dialling()
                 return await self._dial(candidate, asked, attempt, last=last)
         except UpstreamRefused as refused:
             if asked is None or "stream_options" not in asked.body or not ours:
@@ -140,6 +156,7 @@ class Dialler:
                 raise
         with _Noted(self._cooldown, self._clock, candidate, record) as attempt:
             asked = _asked(request, candidate, stream_options=False)
+            dialling()
             opened = await self._dial(candidate, asked, attempt, last=last)
         if about_options:  # else it was a guess, and one lucky answer does not prove it
             self._refuses_options[key] = None
@@ -238,6 +255,7 @@ class _Noted:
             attempt.error_code = None
         elif isinstance(error, UpstreamError):
             attempt.error_code = error.code
+            attempt.asked = not isinstance(error, RequestUntranslatable)
             self._cooldown.failed(self._candidate, error, began=attempt.started, now=now)
 
 

@@ -221,9 +221,13 @@ class Exchange:
         )
 
     async def _open(self) -> Opened:
+        return await self._dialler.open_first(
+            self._candidates, self._request, self._record, dialling=self._dialling
+        )
+
+    def _dialling(self) -> None:
         self._lifecycle.advance(StreamInput.DIAL)
         self._dialled = True
-        return await self._dialler.open_first(self._candidates, self._request, self._record)
 
     async def _stream(self, sink: Sink, comments: CommentPolicy | None) -> None:
         async def commit() -> None:

@@ -52,16 +52,28 @@ class PriceBook:
         """
         for url in self._urls.values():
             self._look_up(url, "")
+        warning = self.warning(listed)
+        if warning is not None:
+            _log.warning("%s", warning)
+
+    def warning(self, listed: Iterable[tuple[str, str, str]]) -> str | None:
+        """Say which prices are not known; None if all are.
+
+        Args:
+            listed: slug, provider, model of each candidate.
+        """
         unknown = {
             f"{provider}/{model}"
             for slug, provider, model in listed
             if self._find(slug, provider, model) is None
         }
-        if unknown:
-            _log.warning(
-                "no price is known for %s: counted as free; set models.<slug>.price to change that",
-                ", ".join(sorted(unknown)),
-            )
+        if not unknown:
+            return None
+        names = ", ".join(sorted(unknown))
+        return (
+            f"no price is known for {names}: counted as free; "
+            "set models.<slug>.price to change that"
+        )
 
     def price(self, slug: str, provider: str, model: str) -> Price:
         """Return the price of `model` at `provider` under `slug`; free if nobody knows it."""

@@ -17,6 +17,7 @@ class Attempt:
     """One candidate that was tried.
 
     Attributes:
+        asked: whether the provider may have seen the request; not if its shape has no words for it.
         status: HTTP status of its answer, None if it did not come so far.
         error_code: why it failed, None if it answered; "cancelled" by a hang-up or a shutdown, and
             until it has ended.
@@ -30,10 +31,13 @@ class Attempt:
     status: int | None = None
     error_code: str | None = "cancelled"
     duration_ms: float = 0.0
+    asked: bool = True
 
     def __str__(self) -> str:
         status = f" {self.status}" if self.status is not None else ""
         told = self.error_code or "ok"
+        if not self.asked:
+            return f"{self.provider}/{self.model}: not asked, {told}"
         return f"{self.provider}/{self.model}: {told}{status} {self.duration_ms:.0f} ms"
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from encoders.agent import AgentChunks, whole_reply
+from encoders.openai import model_entry
 from encoders.sse import encode_comment
 from planes.agents.schemas import parse_chat, parse_execute
 from planes.gateway import GATEWAY, RECORD
@@ -16,7 +17,7 @@ from planes.runs.access import CALLER, RUNS, made_workflow_id, new_execution_id,
 from planes.runs.results import result_for
 from planes.runs.stream import RunStream
 from relay.engines.base import Failed
-from relay.errors import RelayError
+from relay.errors import ModelNotFound, RelayError
 from relay.lifecycle import Outcome
 from relay.runs.agent_wire import AgentWire
 from relay.runs.service import Beginning
@@ -60,6 +61,8 @@ def add_routes(app: web.Application) -> None:
     app.router.add_get(BASE, index)
     app.router.add_get(f"{BASE}/results/{{run}}/{{task_id}}", result)
     app.router.add_get(one, get)
+    app.router.add_get(f"{one}/models", list_models)
+    app.router.add_get(f"{one}/models/{{model:.+}}", get_model)
     for path, handler in (("execute", execute), ("chat/completions", chat)):
         app.router.add_post(f"{one}/{path}", handler, expect_handler=expect_continue)
 
@@ -78,6 +81,21 @@ async def get(request: web.Request) -> web.Response:
     name = _agent(request)
     settings = request.app[GATEWAY].settings
     return json_response(_document(name, settings.agents[name], _served(request)[name]))
+
+
+async def list_models(request: web.Request) -> web.Response:
+    """`GET /v1/agents/{agent}/models`: to an SDK with this base the agent is the one model."""
+    admit(request)
+    return json_response({"object": "list", "data": [_model(request, _agent(request))]})
+
+
+async def get_model(request: web.Request) -> web.Response:
+    """`GET /v1/agents/{agent}/models/{model}`; see `list_models`."""
+    admit(request)
+    agent, model = _agent(request), request.match_info["model"]
+    if model != agent:
+        raise ModelNotFound(f"the one model here is {agent!r}, not {model[:64]!r}", param="model")
+    return json_response(_model(request, agent))
 
 
 async def result(request: web.Request) -> web.Response:
@@ -298,6 +316,10 @@ def _agent(request: web.Request) -> str:
         known = ", ".join(sorted(served)[:20]) or "none"
         raise AgentNotFound(f"there is no agent {name[:64]!r} here (there are: {known})")
     return name
+
+
+def _model(request: web.Request, agent: str) -> dict[str, Any]:
+    return model_entry(agent, owner="sluicegate", created=request.app[GATEWAY].started)
 
 
 def _document(name: str, agent: Agent, slug: str) -> dict[str, Any]:

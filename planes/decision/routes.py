@@ -38,16 +38,20 @@ _STOPPING_RETRY_MAX_MS: Final = 5000
 
 def add_routes(app: web.Application) -> None:
     """Mount the plane."""
-    app.router.add_route("*", STREAM, open_stream)
-    app.router.add_route("*", f"{STREAM}/", unknown)
+    app.router.add_route("*", STREAM, open_stream, expect_handler=expect_nothing)
+    app.router.add_route("*", f"{STREAM}/", unknown, expect_handler=expect_nothing)
     http.add_routes(app)
-    app.router.add_route("*", f"{http.DECIDE}/", unknown)
+    app.router.add_route("*", f"{http.DECIDE}/", unknown, expect_handler=expect_nothing)
 
 
 def add_off_routes(app: web.Application) -> None:
     """Mount what says that nothing decides here (D6.5)."""
     for path in (STREAM, http.DECIDE):
-        app.router.add_route("*", path, off)
+        app.router.add_route("*", path, off, expect_handler=expect_nothing)
+
+
+async def expect_nothing(_: web.Request) -> None:
+    """No body is taken at these paths: none is asked for, whatever was expected."""
 
 
 async def off(request: web.Request) -> web.Response:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from encoders.openai import model_entry
 from planes.gateway import GATEWAY, RECORD
 from planes.json_bodies import json_response
 from planes.middleware import admit, expect_continue, read_body, wants_comments
@@ -115,7 +116,10 @@ async def list_models(request: web.Request, *, others: bool) -> web.Response:
     """
     admit(request)
     gateway = request.app[GATEWAY]
-    data = [_model(slug, owner, gateway.started) for slug, owner in gateway.router.slugs()]
+    data = [
+        model_entry(slug, owner=owner, created=gateway.started)
+        for slug, owner in gateway.router.slugs()
+    ]
     more = gateway.other_models if others else ()
     return json_response({"object": "list", "data": [*data, *more]})
 
@@ -127,13 +131,8 @@ async def get_model(request: web.Request, *, others: bool) -> web.Response:
     slug = request.match_info["slug"]
     for known, owner in gateway.router.slugs():
         if known == slug:
-            return json_response(_model(slug, owner, gateway.started))
+            return json_response(model_entry(slug, owner=owner, created=gateway.started))
     for other in gateway.other_models if others else ():
         if other["id"] == slug:
             return json_response({**other})
     raise ModelNotFound(f"the model {slug!r} is not listed here", param="model")
-
-
-def _model(slug: str, owner: str, created: int) -> dict[str, Any]:
-    # `name` is what OpenRouter's list has beside OpenAI's fields
-    return {"id": slug, "object": "model", "created": created, "owned_by": owner, "name": slug}

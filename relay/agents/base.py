@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from relay.engines.base import Payer, Usage
 
@@ -28,6 +28,8 @@ class AgentCall:
         model: a slug instead of the agent's own. provider: one whose default model serves instead,
             if there is no `model` (A1.1).
         plane: for the usage rows. execution_id: of the run, for the log.
+        why_cancelled: asked while the call is being cancelled: the code of the task failure that
+            stops it ("timeout", …), None if nothing in the run does.
     """
 
     call_id: str
@@ -40,6 +42,7 @@ class AgentCall:
     model: str | None = None
     provider: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    why_cancelled: Callable[[], str | None] = lambda: None
 
 
 class AgentSink(Protocol):

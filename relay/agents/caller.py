@@ -146,6 +146,8 @@ class _Conversation:
         self._toolbox = toolbox
         self._rounds_left = spec.tool_rounds
         self._tool_calls = 0
+        # Tools that run: what their dispatch said, and when it was.
+        self._running: dict[str, tuple[Mapping[str, Any], float]] = {}
         self._target = target
         self._call = call
         self._sink = sink
@@ -217,19 +219,34 @@ class _Conversation:
         self._rounds_left -= 1
         calls = answer.message["tool_calls"]
         first, self._tool_calls = self._tool_calls + 1, self._tool_calls + len(calls)
-        async with self._asker.interruptible():
-            results = await self._toolbox.run(
-                calls, self._step, first=first, cut=answer.finish_reason == "length"
-            )
+        try:
+            async with self._asker.interruptible():
+                results = await self._toolbox.run(
+                    calls, self._step, first=first, cut=answer.finish_reason == "length"
+                )
+        except GatewayShutdown:
+            self._tell_cut_off("shutdown")
+            raise
+        except asyncio.CancelledError:
+            late = self._call.why_cancelled() == "timeout"
+            self._tell_cut_off("timeout" if late else "cancelled")
+            raise
         self._messages += [spoken(answer.message, decoded(answer.raw)), *results]
         if self._fields.get("tool_choice") not in _FREE_CHOICES:
             del self._fields["tool_choice"]  # what was demanded is done: else it would go on
 
     def _step(self, name: str, data: Mapping[str, Any]) -> None:
         self._sink.step(name, data)
-        if name != "task_dispatched":
-            code = data["error"]["code"] if "error" in data else None
-            _tell_tool(self._call, data, code)
+        if name == "task_dispatched":
+            self._running[data["task_id"]] = data, time.monotonic()
+            return
+        del self._running[data["task_id"]]
+        _tell_tool(self._call, data, code=data["error"]["code"] if "error" in data else None)
+
+    def _tell_cut_off(self, outcome: str) -> None:
+        for data, began in self._running.values():
+            duration_ms = round((time.monotonic() - began) * 1000)
+            _tell_tool(self._call, {**data, "duration_ms": duration_ms}, outcome=outcome)
 
     def _answered(self, model: str, provider: str) -> None:
         if not self._started:
@@ -250,8 +267,14 @@ class _Conversation:
         raise AgentError(code, message, retryable=False, usage=self._usage)
 
 
-def _tell_tool(call: AgentCall, data: Mapping[str, Any], code: str | None) -> None:
-    """Write the line of a tool's call: whose, which, how it went; never what was said (J3.4)."""
+def _tell_tool(
+    call: AgentCall, data: Mapping[str, Any], *, code: str | None = None, outcome: str | None = None
+) -> None:
+    """Write the line of a tool's call: whose, which, how it went; never what was said (J3.4).
+
+    Args:
+        outcome: of one that did not end by itself.
+    """
     fields = {
         "execution_id": call.execution_id,
         "org": call.payer.org,
@@ -259,6 +282,7 @@ def _tell_tool(call: AgentCall, data: Mapping[str, Any], code: str | None) -> No
         "agent": call.agent,
         "tool": data.get("name"),
         "host": data.get("host"),
+        "outcome": outcome,
         "error_code": code,
         "hint": "see `agents_plane.tool_networks`" if code == "refused" else None,
         "duration_ms": data["duration_ms"],

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from encoders.json_text import loads
+from encoders.json_text import NumberTooLarge, loads_exact
 from relay.agents.http_tool import MESSAGES, ToolFailure
 
 if TYPE_CHECKING:
@@ -109,7 +109,9 @@ def arguments_of(call: Mapping[str, Any]) -> Any:
     if len(text) > ARGUMENTS_CHARACTERS_MAX:
         raise ToolFailure("invalid_arguments", f"more than {ARGUMENTS_CHARACTERS_MAX} characters")
     try:
-        return loads(text)
+        return loads_exact(text)
+    except NumberTooLarge:
+        raise ToolFailure("invalid_arguments", "a number is larger than a double holds") from None
     except ValueError:
         raise ToolFailure("invalid_arguments", "not JSON") from None
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from relay.engines.base import Checked, Failed
+from encoders.json_text import place_of_infinity
+from relay.engines.base import Checked, DocumentError, Failed, Problem
+from relay.engines.embedded.building import NO_JSON, path_of
 from relay.engines.remote.link import EngineLink, RemoteLimits
 from relay.engines.remote.outline import outline
 from relay.engines.remote.run import RemoteRun
@@ -46,8 +48,14 @@ class HttpEngine:
         )
 
     def check(self, document: str | Mapping[str, Any], inputs: Mapping[str, Any]) -> Checked:
-        """Look at the size and the form of a document; all else is the engine's to judge."""
+        """Look at the size and the form of a document, and for numbers that would not reach the
+        engine as they were sent; all else is the engine's to judge.
+        """
         name, task_count = outline(document)
+        place = place_of_infinity({"document": document, "inputs": inputs})
+        if place is not None:
+            path = path_of(place[1:] if place[0] == "document" else place)
+            raise DocumentError([Problem(message=NO_JSON, path=path)])
         return Checked(name=name, task_count=task_count, inputs=inputs)
 
     async def run(self, envelope: Envelope, outlet: Outlet) -> Ending:

@@ -383,3 +383,29 @@ async def test_the_log_of_all_this_has_no_traceback(flow: Flows) -> None:
     assert "Traceback" not in log
     assert "never retrieved" not in log
     assert KEY not in log
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        (b'"temperature": 1e400', "temperature"),
+        (b'"metadata": {"a": [-1e400]}', "metadata.a.0"),
+    ],
+)
+@pytest.mark.parametrize("path", [EXECUTE, CHAT])
+async def test_a_number_that_would_be_kept_as_null_is_a_400(
+    flow: Flows, path: str, field: bytes, param: str
+) -> None:
+    """A1.1: JSON has no bound for its numbers, a double has one."""
+    sent = json.dumps(HI).encode()[:-1] + b", " + field + b"}"
+    async with flow.http.post(path, data=sent) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"], error["param"]) == (400, "invalid_request", param)
+    assert not flow.up.requests
+
+
+async def test_a_whole_number_of_any_size_reaches_the_model(flow: Flows) -> None:
+    """A1.1: through the stored document of the run."""
+    async with flow.http.post(EXECUTE, json={**HI, "seed": 123456789012345678901}) as response:
+        assert response.status == 200
+    assert b'"seed":123456789012345678901' in flow.up.requests[0].body

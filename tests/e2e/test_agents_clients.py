@@ -170,6 +170,40 @@ async def test_a_refusal_is_the_sdks_own_error(flow: Flows) -> None:
     assert (failed.value.status_code, failed.value.code) == (502, "engine_error")
 
 
+async def test_a1_1_the_sdk_finds_the_agent_as_its_one_model(flow: Flows) -> None:
+    """In the shape of `GET /v1/models`, and what is listed can be called."""
+    async with sdk(flow, "one-agent") as client:
+        (listed,) = (await client.models.list()).data
+        found = await client.models.retrieve(listed.id)
+        assert (listed.id, listed.object, listed.owned_by) == ("one-agent", "model", "sluicegate")
+        assert abs(listed.created - time.time()) < 600
+        assert found == listed
+        flow.says("one-agent", "Hello")
+        reply = await client.chat.completions.create(model=listed.id, **HI)
+        assert reply.choices[0].message.content == "Hello"
+        for other in ("m/one-agent", "a", "one-agent/x"):
+            with pytest.raises(openai.NotFoundError) as none:
+                await client.models.retrieve(other)
+            assert none.value.code == "model_not_found"
+    _, usual = await flow.json("GET", "/v1/models/m%2Fone-agent")
+    _, of_agent = await flow.json("GET", "/v1/agents/one-agent/models")
+    assert of_agent["object"] == "list"
+    assert of_agent["data"][0].keys() == usual.keys()
+
+
+async def test_a1_1_models_of_no_agent_and_without_a_key(flow: Flows) -> None:
+    async with sdk(flow, "nobody") as client:
+        for asked in (client.models.list(), client.models.retrieve("nobody")):
+            with pytest.raises(openai.NotFoundError) as raised:
+                await asked
+            assert raised.value.code == "agent_not_found"
+    stranger = openai.AsyncOpenAI(base_url=base(flow, "one-agent"), api_key="no", max_retries=0)
+    async with stranger as client:
+        for asked in (client.models.list(), client.models.retrieve("one-agent")):
+            with pytest.raises(openai.AuthenticationError):
+                await asked
+
+
 @pytest.mark.local_model
 async def test_the_local_model_as_an_agent() -> None:
     """The seed's example, and the SDK, on the real model."""

@@ -12,6 +12,7 @@ import pytest
 from relay.agents.base import AgentError
 from relay.errors import GatewayShutdown
 from tests.support.agents import Sink, agents_on, logging_to
+from tests.support.checks import until
 from tests.support.fake_upstream import (
     DONE,
     FakeUpstream,
@@ -337,6 +338,62 @@ async def test_a_shutdown_ends_running_tools(
         with pytest.raises(GatewayShutdown):
             await task
         await request.wait_closed(timeout=1.0)
+
+
+@pytest.mark.parametrize(
+    ("why", "outcome"), [("timeout", "timeout"), ("cancelled", "cancelled"), (None, "cancelled")]
+)
+async def test_a_tool_that_is_cut_off_has_a_line_too(
+    why: str | None, outcome: str, up: FakeUpstream, far: FakeUpstream, tmp_path: Path
+) -> None:
+    """J3.4: one for each call that was begun; the one that ended has its own, as ever."""
+    out = io.StringIO()
+    with logging_to(out):
+        async with stack_of(up, far, tmp_path) as stack:
+            up.script(*script_for("openai", calls=[ROME, OSLO]))
+            far.script(*json_answer("sunny"))
+            far.script(Wait(asyncio.Event()), Head())
+            sink = Sink()
+            task = asyncio.create_task(
+                stack.call("one", sink, execution_id="e1", why_cancelled=lambda: why)
+            )
+            await far.request(1)
+            await until(lambda: len(sink.steps) == 3, what="the end of one of the two")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    lines = [line for line in map(json.loads, out.getvalue().splitlines()) if "tool" in line]
+    assert [(line["event"], line.get("outcome")) for line in lines] == [
+        ("tool", None),
+        ("tool", outcome),
+    ]
+    cut = lines[1]
+    assert (cut["level"], cut["agent"], cut["tool"]) == ("info", "one", "weather")
+    assert (cut["execution_id"], cut["org"], cut["host"]) == ("e1", "test", "127.0.0.1")
+    assert cut["duration_ms"] >= 0
+    assert "error_code" not in cut
+
+
+async def test_a_tool_that_a_shutdown_cuts_off_has_a_line_too(
+    up: FakeUpstream, far: FakeUpstream, tmp_path: Path
+) -> None:
+    out = io.StringIO()
+    with logging_to(out):
+        async with stack_of(up, far, tmp_path) as stack:
+            up.script(*script_for("openai", calls=[ROME]))
+            far.script(Wait(asyncio.Event()), Head())
+
+            async def run() -> None:
+                with stack.gateway.inflight.request():
+                    await stack.call("one")
+
+            task = asyncio.create_task(run())
+            await far.request(0)
+            await stack.gateway.inflight.drain(0.05)
+            with pytest.raises(GatewayShutdown):
+                await task
+    (line,) = [line for line in map(json.loads, out.getvalue().splitlines()) if "tool" in line]
+    assert (line["event"], line["outcome"]) == ("tool", "shutdown")
 
 
 async def test_reasoning_that_a_provider_wants_back_is_given_back(

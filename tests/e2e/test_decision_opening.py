@@ -88,6 +88,17 @@ async def test_an_opening(shared: GatewayProcess) -> None:
         assert hello["rate_limit"] is None
 
 
+@pytest.mark.parametrize("expect", ["banana", "100-continue"])
+async def test_an_expectation_changes_nothing(shared: GatewayProcess, expect: str) -> None:
+    """RFC 9110 §10.1.1: no body is taken here; what is refused is refused in this plane's form."""
+    status, error, _ = await refused(shared, key=None, headers=[("expect", expect)])
+    assert (status, error["code"]) == (401, "invalid_api_key")
+    async with shared.client() as client:
+        socket = RawSocket(client)
+        assert await socket.open(headers=[auth(fresh_key()), ("expect", expect)]) == 101
+        assert (await socket.json())["type"] == "hello"
+
+
 async def test_two_openings_have_two_ids(shared: GatewayProcess) -> None:
     async with opened(shared) as one, opened(shared) as two:
         for name in ("stream_id", "request_id"):

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.checks import until
 from tests.support.fake_upstream import openai_stream
 from tests.support.gateway import KEY, MODEL
 from tests.support.stack import API_V1, BODY_LIMIT_BYTES, MESSAGES, V1, Answer, Stack
@@ -91,6 +92,33 @@ async def test_json_that_is_too_deep(
     body = b'{"model":"m","messages":[{}],"x":' + start * depth + b"1" + end * depth + b"}"
     answer = await stack.ask(raw=body)
     assert (answer.status, answer.error["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        (b'"temperature": 1e400', "temperature"),
+        (b'"tools": [{"function": {"parameters": {"maximum": -1e999}}}]', None),
+        (b'"seed": %b' % (b"9" * 5000), "seed"),
+    ],
+)
+async def test_a_number_that_would_go_on_as_null_is_refused(
+    stack: Stack, field: bytes, param: str | None
+) -> None:
+    """M1.2: JSON has no bound for its numbers, a double has one; the place is named."""
+    answer = await stack.ask(raw=GOOD[:-1].encode() + b", " + field + b"}")
+    error = answer.error
+    assert (answer.status, error["code"]) == (400, "invalid_request")
+    assert error["param"] == (param or "tools.0.function.parameters.maximum")
+    assert not stack.requests
+
+
+async def test_a_whole_number_of_any_size_goes_on_as_it_came(stack: Stack) -> None:
+    """M1.1: fields that the gateway does not know are passed to the provider."""
+    await stack.ask(*openai_stream(["Hi"]), seed=123456789012345678901, x=[2**64, -(2**63) - 1])
+    asked = await stack.request()
+    assert b'"seed":123456789012345678901' in asked.body
+    assert asked.json["x"] == [2**64, -(2**63) - 1]
 
 
 async def test_json_behind_a_byte_order_mark_is_taken(stack: Stack) -> None:
@@ -349,7 +377,43 @@ async def test_http_1_0_knows_no_interim_answers(stack: Stack) -> None:
     assert said.startswith(b"HTTP/1.0 200 OK\r\n")
 
 
-async def test_the_models_too_answer_a_strange_expectation_in_the_envelope(stack: Stack) -> None:
-    """M1.2: before any handler."""
-    head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nexpect: banana\r\n" + BEARER + b"\r\n\r\n"
-    assert (await exchange(stack, head)).error["code"] == "invalid_request"
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"GET /v1/models",
+        b"GET /v1/agents",
+        b"GET /v1/agents/one/models",
+        b"GET /v1/workflows",
+        b"DELETE /v1/workflows/w",
+        b"POST /v1/workflows/executions/x/cancel",
+        b"GET /ready",
+        b"GET /nowhere",
+        b"PUT /v1/models",
+    ],
+)
+async def test_a_strange_expectation_is_answered_in_the_envelope(stack: Stack, line: bytes) -> None:
+    """M1.2: before any handler, wherever it is sent; with an id, and a line of the log."""
+    head = line + b" HTTP/1.1\r\nhost: x\r\nexpect: banana\r\n" + BEARER + b"\r\n\r\n"
+    answer = await exchange(stack, head)
+    assert (answer.status, answer.error["code"]) == (417, "invalid_request")
+    assert "100-continue" in answer.error["message"]
+    assert answer.header("server") == "sluicegate"
+    request_id = answer.header("x-request-id")
+    await until(
+        lambda: (
+            [
+                told["status"]
+                for told in stack.gateway.log_lines()
+                if told.get("request_id") == request_id
+            ]
+            == [417]
+        ),
+        what="its line",
+    )
+
+
+async def test_a_usual_expectation_is_met_where_no_body_is_read(stack: Stack) -> None:
+    """RFC 9110 §10.1.1: on every path."""
+    head = b"GET /v1/agents HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
+    answer = await exchange(stack, head + BEARER + b"\r\n\r\n")
+    assert (answer.status, answer.json["object"]) == (200, "list")

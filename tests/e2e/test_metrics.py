@@ -14,6 +14,7 @@ import pytest
 from bench.ports import free_port
 from planes.metrics import UNLISTED_MODELS_MAX
 from planes.version import version
+from tests.support.books import books_of
 from tests.support.checks import ask, payload, until
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.gateway import AUTH, KEY, MODEL, UPSTREAM_KEY, GatewayProcess, config_for
@@ -188,6 +189,45 @@ async def test_every_request_is_counted_once_under_what_became_of_it(
     assert seen.value("gen_ai_client_inference_time_to_first_chunk_seconds_count") == 4
     for gauge in ("active_streams", "requests_in_flight", "open_holds", "draining"):
         assert seen.value(f"sluicegate_{gauge}") == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_no_shape_can_say_was_asked_of_no_provider(
+    up: FakeUpstream, tmp_path: Path, stream: bool
+) -> None:
+    """M5: log, metric and row say `rejected`; where another serves, the mute one has no failure."""
+    config = observed_config(up)
+    config["providers"]["mute"] = {**config["providers"]["fake"], "shape": "anthropic"}
+    mute, fake = {"provider": "mute", "model": "c"}, {"provider": "fake", "model": "f"}
+    config["models"]["mute/only"] = {"candidates": [mute]}
+    config["models"]["mute/first"] = {"candidates": [mute, fake]}
+    audio = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+    said: dict[str, Any] = {"stream": stream, "messages": [{"role": "user", "content": [audio]}]}
+    async with GatewayProcess(config, workdir=tmp_path) as gateway:
+        refused = await post(gateway, model="mute/only", **said)
+        assert refused.status == 400
+        assert up.requests == []
+        reply = {"choices": [{"index": 0, "message": {"content": "hi"}, "finish_reason": "stop"}]}
+        up.script(*(openai_stream(["a"]) if stream else json_answer(reply)))
+        assert (await post(gateway, model="mute/first", **said)).status == 200
+        seen = await scrape_after(gateway, 2)
+        assert seen.values("sluicegate_requests_total", *REQUEST) == {
+            ("models", "mute/only", "mute", "rejected", "4xx", "invalid_request"): 1,
+            ("models", "mute/first", "fake", "completed", "2xx", ""): 1,
+        }
+        assert seen.values("sluicegate_upstream_errors_total", "provider") == {}
+        assert seen.values("gen_ai_client_inference_duration_seconds_count", *CALL) == {
+            ("fake", "mute/first", ""): 1
+        }
+        async with books_of(tmp_path) as books:
+            rows = {row.model: row for row in await books.rows(2)}
+        row = rows["mute/only"]
+        assert (row.status, row.error_code, row.cost_micro_usd) == (400, "invalid_request", 0)
+        assert row.attempts == ("mute/c: not asked, invalid_request",)
+        assert rows["mute/first"].attempts[0] == row.attempts[0]
+        (line,) = [each for each in gateway.log_lines() if each.get("model") == "mute/only"]
+    told = (line["status"], line["outcome"], line["error_code"], line["attempts"])
+    assert told == (400, "rejected", "invalid_request", list(row.attempts))
 
 
 async def test_a_refusal_before_the_body_is_counted_once(gateway: GatewayProcess) -> None:

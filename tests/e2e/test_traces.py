@@ -60,6 +60,8 @@ def process(
     config = config_for(up, telemetry={"otlp_endpoint": url}, server=server)
     gone = {"shape": "openai", "base_url": f"http://127.0.0.1:{free_port()}/v1"}
     config["providers"]["gone"] = gone
+    config["providers"]["mute"] = {**config["providers"]["fake"], "shape": "anthropic"}
+    config["models"]["mute/only"] = {"candidates": [{"provider": "mute", "model": "c"}]}
     candidates = [{"provider": "gone", "model": "g"}, {"provider": "fake", "model": "f"}]
     config["models"][SPARE] = {"candidates": candidates}
     config["models"][MODEL]["price"] = {"prompt_usd_per_mtok": 2, "completion_usd_per_mtok": 8}
@@ -329,3 +331,13 @@ async def test_without_the_extra_the_start_names_it(up: FakeUpstream, tmp_path: 
     assert "telemetry.otlp_endpoint needs the extra `otel`" in str(caught.value)
     assert "pip install 'sluicegate[otel]'" in str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+async def test_who_was_never_asked_has_no_span(
+    gateway: GatewayProcess, collector: Collector
+) -> None:
+    """O3.6: of what a shape cannot say (M5) there was no attempt at the provider."""
+    assert (await post(gateway, model="mute/only", n=2)).status == 400
+    request, attempts = parted(await collector.spans(1))
+    assert attempts == []
+    assert request.attributes["sluicegate.outcome"] == "rejected"

@@ -74,6 +74,67 @@ async def test_an_answer_that_no_schema_can_look_at_is_a_400(flow: Flows, answer
         assert read(await response.read()).status == "completed"
 
 
+@pytest.mark.parametrize(
+    ("answer", "param"),
+    [(b"1e400", "answer"), (b'{"a": [1, -1e999]}', "answer.a.1"), (b"9" * 5000, "answer")],
+)
+async def test_an_answer_that_would_be_kept_as_null_is_a_400(
+    flow: Flows, answer: bytes, param: str
+) -> None:
+    """W2.3: JSON has no bound for its numbers, a double has one."""
+    _, run = await flow.stream(document({"type": "yield", "id": "ask", "prompt": "?"}))
+    resume = f"{BASE}/executions/{run}/resume"
+    async with flow.http.post(resume, data=b'{"answer": %b}' % answer) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"], error["param"]) == (400, "invalid_request", param)
+    assert (await flow.status(run))["status"] == "yielded"
+
+
+@pytest.mark.parametrize(
+    "large",
+    [{"id": 123456789012345678901234567890, "ids": [-(2**63) - 1, 2**64]}, [10**400]],
+    ids=["beyond 64 bits", "beyond a double"],
+)
+async def test_a_whole_number_of_any_size_is_kept_exactly(flow: Flows, large: Any) -> None:
+    """W2.3: what is answered is what is stored, and what is shown."""
+    _, run = await flow.stream(document({"type": "yield", "id": "ask", "prompt": "?"}))
+    resume = f"{BASE}/executions/{run}/resume"
+    async with flow.http.post(resume, json={"answer": large}) as response:
+        assert read(await response.read()).status == "completed"
+    async with flow.http.get(f"{BASE}/results/{run}/ask") as response:
+        assert json.loads(await response.read())["output"] == large
+
+
+@pytest.mark.parametrize(
+    ("inputs", "path"),
+    [
+        (b'{"x": 1e400}', "inputs.x"),
+        (b'{"x": [{"y": -1e400}]}', "inputs.x[0].y"),
+        (b'{"x": 123456789012345678901}', "inputs.x"),
+    ],
+)
+@pytest.mark.parametrize("route", ["/execute", "/kept/execute"])
+async def test_w1_4_an_input_that_does_not_fit_is_a_problem_with_its_place(
+    flow: Flows, route: str, inputs: bytes, path: str
+) -> None:
+    workflow = document(task("t"), inputs={"x": 1})
+    await flow.json("PUT", f"{BASE}/kept", {"workflow": workflow})
+    sent = b'{"inputs": %b}' % inputs
+    if route == "/execute":
+        sent = sent[:-1] + b', "workflow": %b}' % json.dumps(workflow).encode()
+    async with flow.http.post(BASE + route, data=sent) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"], error["param"]) == (400, "invalid_workflow", path)
+
+
+async def test_w1_4_a_document_with_such_a_number_is_not_saved(flow: Flows) -> None:
+    sent = b'{"workflow": {"name": "w", "inputs": {"n": 1e400}, "tasks": []}}'
+    async with flow.http.put(f"{BASE}/unkept", data=sent) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"]) == (400, "invalid_workflow")
+    assert "workflow.inputs.n" in [each["path"] for each in error["details"]["problems"]]
+
+
 # -- floods ---------------------------------------------------------------------------------------
 
 

@@ -20,9 +20,30 @@ providers:
   on: {shape: openai, base_url: "http://127.0.0.1:9000/v1"}
   off: {shape: openai, base_url: "https://api.example.com/v1", api_key: "${SOME_KEY:-}"}
 models:
-  a/b: {candidates: [{provider: off, model: x}, {provider: on, model: y}]}
+  a/b:
+    candidates: [{provider: off, model: x}, {provider: on, model: y}]
+    price: {prompt_usd_per_mtok: 0, completion_usd_per_mtok: 0}
 """
 BAD = "server: {prot: 1}\nproviders:\n  p: {shape: openai, base_url: example.com}\n"
+PRICED = """\
+keys: [{key: ozk_0123456789abcdef, org: o}]
+providers:
+  mine: {shape: openai, base_url: "http://models.internal/v1", api_key: k}
+  openai: {shape: openai, base_url: "https://api.openai.com/v1", api_key: k}
+  local: {kind: local}
+models:
+  m/a:
+    candidates: [{provider: mine, model: a}]
+    price: {prompt_usd_per_mtok: 1, completion_usd_per_mtok: 2}
+  m/known: {candidates: [{provider: openai, model: gpt-4o-mini}, {provider: local, model: x}]}
+"""
+UNPRICED = (
+    PRICED
+    + """\
+  m/b: {candidates: [{provider: mine, model: c}, {provider: mine, model: b}]}
+  m/off: {candidates: [{provider: off, model: d}, {provider: mine, model: a}]}
+"""
+).replace("models:\n", "  off: {shape: openai, base_url: \"http://o/v1\", api_key: ''}\nmodels:\n")
 BAD_LINES = [
     ":1: server.prot: unknown key `prot` (did you mean `port`?)",
     ":3: providers.p.base_url: must begin with http:// or https:// (got no scheme)",
@@ -78,6 +99,20 @@ def test_check_says_what_is_off_and_ok(tmp_path: Path) -> None:
         "gw.yaml: ok",
     ]
     assert run(tmp_path, "check", "gw.yaml", SOME_KEY="k").stdout == "gw.yaml: ok\n"
+
+
+def test_check_warns_of_models_that_would_be_counted_as_free(tmp_path: Path) -> None:
+    """M4.4: as the start does; of what has a price, or is off, nothing is said."""
+    (tmp_path / "gw.yaml").write_text(UNPRICED)
+    done = run(tmp_path, "check", "gw.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-2:] == [
+        "gw.yaml: warning: no price is known for mine/b, mine/c: counted as free; "
+        "set models.<slug>.price to change that",
+        "gw.yaml: ok",
+    ]
+    (tmp_path / "priced.yaml").write_text(PRICED)
+    assert run(tmp_path, "check", "priced.yaml").stdout == "priced.yaml: ok\n"
 
 
 def test_check_of_a_file_that_is_not_there(tmp_path: Path) -> None:

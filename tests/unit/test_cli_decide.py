@@ -69,6 +69,34 @@ def test_a_line_that_is_no_message_is_named(
     assert capsys.readouterr().err == "m.jsonl:3: not a JSON object\n"
 
 
+@pytest.mark.parametrize("command", [["decide"], ["stream"], ["run"], ["run", "--attach"]])
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        (["--key", ""], "--key is empty; leave it out to use $SLUICEGATE_KEY or the conf"),
+        (["--key= "], "--key is empty"),
+        (["--server", ""], "--server is empty; leave it out to use the configuration's"),
+        (["--url="], "--server is empty"),
+    ],
+)
+def test_an_option_that_is_empty_is_no_option_left_out(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    workdir: Path,
+    command: list[str],
+    option: list[str],
+    told: str,
+) -> None:
+    """Of a variable that is not set: neither another key nor another gateway is used instead."""
+    monkeypatch.setenv("SLUICEGATE_KEY", "ozk_of_the_environment")
+    (workdir / "sluicegate.yaml").write_text("keys: [{key: ozk_first, org: o}]\n")
+    (workdir / "q.json").write_text("{}")
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "q.json", *option])
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
 def test_no_key_is_told(capsys: pytest.CaptureFixture[str], workdir: Path) -> None:
     (workdir / "sluicegate.yaml").write_text("keys: [{key: k1, org: o, status: revoked}]\n")
     (workdir / "q.json").write_text("{}")

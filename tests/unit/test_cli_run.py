@@ -62,6 +62,7 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
         (["-", "--input", "a=1", "--input", "a=2"], "--input a is given twice"),
         (["-", "--input", "a=@none.txt"], "none.txt: cannot be read: No such file"),
         (["--attach", "x", "--input", "a=1"], "--input is for a run that begins"),
+        (["-", "--input", "a=[1e400]"], "--input a: a number is larger than a double holds"),
         (["-", "--answer", "1"], "--answer is for --resume"),
         (["-", "--server", "localhost", "--key", "k"], "--server must begin with http"),
         (["-", "--config", "none.yaml"], "none.yaml"),
@@ -91,6 +92,8 @@ def test_a_wrong_command_line_is_2(
         ("{a: 1}", "{a: 1}"),
         ("@in.json", '{"a": 1}\n'),
         ('"@in.json"', "@in.json"),
+        ("NaN", "NaN"),
+        ("[123456789012345678901]", [123456789012345678901]),
     ],
 )
 def test_values_are_json_text_or_files(workdir: Path, text: str, value: Any) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from planes.cli_run_events import RunEvent, from_json_line
 from planes.cli_run_tree import RunTree, held_by
-from planes.cli_run_view import plain_line, printable, render, words
+from planes.cli_run_view import TreeView, plain_line, printable, render, words
 from relay.engines.embedded.reading import read
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -205,3 +205,55 @@ def test_every_line_fits_the_terminal() -> None:
     )
     text = drawn(tree, width=60)
     assert len(text.splitlines()) == 4
+
+
+# -- the clock of the live tree -------------------------------------------------------------------
+
+
+class Clock:
+    """Stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def at(elapsed_s: float, name: str, **data: Any) -> RunEvent:
+    return RunEvent(name, 1, {"data": data, "elapsed_ms": elapsed_s * 1000}, b"")
+
+
+def test_the_clock_goes_on_between_events_and_never_back() -> None:
+    """Tokens tell no time; an event that took long to come tells an old one; a yield stands."""
+    clock = Clock()
+    tree = RunTree()
+    view = TreeView(tree, clock=clock)
+    seen: list[float] = []
+
+    def told(*events: RunEvent, after_s: float) -> float:
+        clock.at += after_s
+        seen.append(view.now_s())
+        for each in events:
+            tree.take(each)
+            view.told(each)
+            seen.append(view.now_s())
+        return round(seen[-1], 3)
+
+    assert told(after_s=2.0) == 0.0  # nothing has begun
+    assert told(at(0.5, "workflow_started"), after_s=1.0) == 0.5
+    assert told(at(0.6, "task_dispatched", task_id="t"), after_s=0.1) == 0.6
+    assert told(token("t", "a"), after_s=3.0) == 3.6
+    assert told(token("t", "b"), after_s=0.5) == 4.1
+    assert told(at(5.0, "heartbeat"), after_s=1.9) == 6.0  # it is a second late
+    assert told(at(6.1, "workflow_yielded", task_id="ask"), after_s=0.3) == 6.3
+    assert told(at(6.1, "workflow_result", status="yielded"), after_s=0.0) == 6.3
+    assert told(after_s=30.0) == 6.3
+    assert told(token("t", "c"), after_s=1.0) == 6.3
+    assert told(at(37.0, "task_dispatched", task_id="u"), after_s=0.0) == 37.3
+    assert told(token("u", "a"), after_s=2.0) == 39.3
+    assert told(at(1.0, "task_completed", task_id="u"), after_s=0.1) == 39.4  # another clock's
+    assert (tree.elapsed_s, tree.tasks["u"].duration_s) == (37.0, 0.0)
+    assert told(at(40.0, "workflow_result", status="completed"), after_s=0.0) == 40.0
+    assert told(after_s=60.0) == 40.0
+    assert seen == sorted(seen)

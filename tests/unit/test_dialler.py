@@ -86,6 +86,7 @@ class World:
 
     def __init__(self, **says: Says | tuple[Says, ...]) -> None:
         self.now = 0.0
+        self.dials = 0
         self.dialler = Dialler(clock=lambda: self.now)
         self.up = {
             name: Upstream(name, *(said if isinstance(said, tuple) else (said,)))
@@ -100,6 +101,11 @@ class World:
 
     async def ask(self, **body: Any) -> Opened:
         self.record = RequestRecord(request_id="req_0", started=self.now)
+        self.dials = 0
+
+        def dialling() -> None:
+            self.dials += 1
+
         request = RelayRequest(
             request_id="req_0",
             slug="s",
@@ -110,7 +116,7 @@ class World:
             body={"messages": []} | body,
             prompt_tokens=1,
         )
-        return await self.dialler.open_first(self.route, request, self.record)
+        return await self.dialler.open_first(self.route, request, self.record, dialling=dialling)
 
     async def fails(self) -> UpstreamError:
         with pytest.raises(UpstreamError) as failed:
@@ -173,9 +179,13 @@ async def test_who_was_never_asked_does_not_decide(monkeypatch: pytest.MonkeyPat
     assert await world.fails() is down
     assert (world.tried, world.record.provider) == ("ab", "a")
     assert not world.up["b"].asked
+    assert [attempt.asked for attempt in world.record.attempts] == [True, False]
+    assert world.dials == 1
     world.route = (mute,)
     failure = await world.fails()
     assert (failure.status, failure.code, failure.param) == (400, "invalid_request", "p")
+    assert [attempt.asked for attempt in world.record.attempts] == [False]
+    assert world.dials == 0
 
 
 # --- the order ------------------------------------------------------------------------------------

@@ -342,6 +342,41 @@ def test_a_late_sink_says_nothing() -> None:
     assert outlet.said == before
 
 
+SILENT = task("t")
+WHY: list[tuple[Any, str | None]] = [
+    ([{**SILENT, "timeout_s": 5}], "timeout"),
+    ([{"type": "parallel", "id": "p", "timeout_s": 5, "tasks": [SILENT]}], "timeout"),
+    ({"workflow": {"name": "w", "timeout_s": 5, "tasks": [SILENT]}}, "timeout"),
+    ([{"type": "parallel", "id": "p", "tasks": [SILENT, task("u")]}], "cancelled"),
+    ([SILENT], None),
+]
+
+
+@pytest.mark.parametrize(("asked", "why"), WHY)
+def test_a_call_that_is_cancelled_can_ask_why(asked: Any, why: str | None) -> None:
+    """For the lines of the tools that it cuts off: in the moment in which it is."""
+    seen: list[str | None] = []
+
+    class Asking(ScriptedAgents):
+        async def call(self, call: AgentCall, sink: AgentSink) -> AgentReply:
+            assert call.why_cancelled() is None
+            try:
+                return await super().call(call, sink)
+            except asyncio.CancelledError:
+                seen.append(call.why_cancelled())
+                raise
+
+    async def run() -> None:
+        agents = Asking(by_task({"t": [HANG], "u": [1.0, fails(retryable=False)]}))
+        work = asyncio.create_task(EmbeddedEngine(agents).run(envelope(asked), RecordingOutlet()))
+        await asyncio.sleep(60)
+        work.cancel()
+        await asyncio.wait({work})
+
+    run_virtually(run())
+    assert seen == [why]
+
+
 def tool(name: str, number: int, **data: Any) -> tuple[str, dict[str, Any]]:
     return name, {"task_id": f"tool.{number}", "kind": "tool", **data}
 

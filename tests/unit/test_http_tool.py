@@ -13,6 +13,7 @@ import pytest
 
 from relay.agents.addresses import AddressRule
 from relay.agents.http_tool import HttpTool, ToolFailure
+from relay.agents.tools import arguments_of
 from relay.engines.embedded.schemas import AnswerSchema
 from tests.support.fake_upstream import (
     FakeUpstream,
@@ -96,6 +97,16 @@ async def test_arguments_are_the_query_of_a_get(method: str, up: FakeUpstream) -
 async def test_arguments_that_do_not_fit_are_not_sent(arguments: Any, up: FakeUpstream) -> None:
     assert (await failure_of(tool(up.origin), arguments)).word == "invalid_arguments"
     assert up.requests == []
+
+
+def test_arguments_are_read_exactly() -> None:
+    """W3.4: the tool gets the numbers that the model wrote, or none."""
+    call = {"function": {"arguments": '{"id": 123456789012345678901}'}}
+    assert arguments_of(call) == {"id": 123456789012345678901}
+    for text in ('{"id": 1e400}', '{"id": NaN}'):
+        with pytest.raises(ToolFailure) as caught:
+            arguments_of({"function": {"arguments": text}})
+        assert caught.value.word == "invalid_arguments"
 
 
 async def test_patterns_are_searched_in_linear_time(up: FakeUpstream) -> None:

@@ -90,6 +90,21 @@ def test_w3_2_check_leaves_the_inputs_to_the_engine() -> None:
     assert (checked.name, checked.task_count, checked.inputs) == ("triage", 4, {"ticket": 1})
 
 
+@pytest.mark.parametrize(
+    ("document", "inputs", "path"),
+    [
+        (WORKFLOW, {"a": [1, float("inf")]}, "inputs.a[1]"),
+        ({"workflow": {"tasks": [{"x": float("-inf")}]}}, {}, "workflow.tasks[0].x"),
+    ],
+)
+def test_w1_4_a_number_that_the_engine_would_not_get_is_refused(
+    document: Any, inputs: dict[str, Any], path: str
+) -> None:
+    with pytest.raises(DocumentError) as raised:
+        HttpEngine("http://h").check(document, inputs)
+    assert [problem.path for problem in raised.value.problems] == [path]
+
+
 # --- frames ---------------------------------------------------------------------------------------
 
 NAMES = st.binary(max_size=12).map(lambda n: n.replace(b"\r", b"").replace(b"\n", b""))

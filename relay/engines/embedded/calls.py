@@ -111,6 +111,7 @@ async def call_agent(
         plane=run.envelope.plane,
         max_tokens=max_tokens,
         execution_id=run.envelope.execution_id,
+        why_cancelled=life.why_stopped,
         **more,
     )
     sink = _Sink(life, streamed=streamed)

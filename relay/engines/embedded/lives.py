@@ -116,6 +116,11 @@ class Life:
             self.guard.reason = error
             self._timeout.reschedule(self.run.now())
 
+    def why_stopped(self) -> str | None:
+        """The code of what stops this attempt; None if nothing in the run does."""
+        why = self.guard.why()
+        return why.code if why is not None else None
+
     def is_under(self, other: Life) -> bool:
         """Whether `other` holds this task, at any depth."""
         life = self._parent
