@@ -134,7 +134,7 @@ async def test_what_a_lost_process_held_for_a_run_is_free_when_the_run_goes_on(
     """
     held = 100 * 8
     async with FakeUpstream() as up, FakeUpstream() as far:
-        begun = [Send(sse(chunk("wo", role="assistant"))), Wait(asyncio.Event())]
+        begun: list[Step] = [Send(sse(chunk("wo", role="assistant"))), Wait(asyncio.Event())]
         far.script(*json_answer({"sun": True}))
         async with gateway(up, far, tmp_path, balance_micro_usd=3 * held - 1) as flow:
             up.script_for("up-a", *begun)
@@ -153,7 +153,9 @@ async def test_what_a_lost_process_held_for_a_run_is_free_when_the_run_goes_on(
         async with gateway(up, far, tmp_path, balance_micro_usd=0) as flow:
             for run, task_id in ((one, "t"), (two, "u")):
                 seen = await flow.events(run)
-                assert [data["error"]["code"] for data in seen.data("task_error")] == ["interrupted"]
+                assert [data["error"]["code"] for data in seen.data("task_error")] == [
+                    "interrupted"
+                ]
                 assert seen.status == "completed"
                 assert await flow.output(run, task_id) == "word"
             async with books_of(tmp_path) as books:
