@@ -73,6 +73,31 @@ def response_for(error: RelayError, request_id: str) -> web.Response:
     )
 
 
+# Of OpenAI's wire, and not served: an SDK has methods for them.
+_NOT_SERVED: Final = frozenset(
+    {"audio", "batches", "completions", "embeddings", "files", "images", "moderations", "responses"}
+)
+
+
+def _hint(request: web.Request) -> str:
+    """Say what a path that is none may have meant: mostly a base URL is wrong."""
+    path = request.path
+    meant = (
+        f"/v1{path}",
+        path.replace("/v1/v1/", "/v1/", 1),
+        path.removesuffix("/chat/completions"),
+        path.removesuffix("/"),
+    )
+    known = {resource.canonical for resource in request.app.router.resources()}
+    for other in meant:
+        if other != path and other in known:
+            return f"; did you mean {other}?"
+    version, _, rest = path.removeprefix("/").partition("/")
+    if version == "v1" and rest.partition("/")[0] in _NOT_SERVED:
+        return "; of OpenAI's endpoints only chat completions and models are served"
+    return ""
+
+
 def response_for_http(
     error: web.HTTPException, request: web.Request, request_id: str
 ) -> web.Response:
@@ -81,7 +106,7 @@ def response_for_http(
     code = code_of_status(status)
     message = error.reason
     if status == 404:
-        message = f"there is nothing at {request.path}"
+        message = f"there is nothing at {request.path}{_hint(request)}"
     elif isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"{request.path} takes {allowed}, not {error.method}"

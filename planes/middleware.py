@@ -122,11 +122,12 @@ def _tell(request: web.Request, record: RequestRecord, status: int) -> None:
     if record.outcome is not None and record.error is not None and status < 400:
         status = record.error.status  # of a stream that failed after its 200
     now = time.monotonic()
-    fields = {"method": request.method, "path": request.path, "status": status}
-    request_line("warning" if status >= 500 else "info", fields | record.fields(now))
     code = record.error.code if record.error is not None else None
+    fields = {"method": request.method, "path": request.path, "status": status}
+    fields |= record.fields(now)
     if code is None and status >= 400:
-        code = code_of_status(status)
+        fields["error_code"] = code = code_of_status(status)
+    request_line("warning" if status >= 500 else "info", fields)
     resource = request.match_info.route.resource
     request.app[GATEWAY].telemetry.ended(
         Ended(

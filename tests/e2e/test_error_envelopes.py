@@ -231,6 +231,27 @@ async def test_paths_that_are_none(stack: Stack, path: str, method: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "; did you mean /v1/chat/completions?"),
+        ("/models", "; did you mean /v1/models?"),
+        ("/v1/v1/chat/completions", "; did you mean /v1/chat/completions?"),
+        ("/v1/chat/completions/chat/completions", "; did you mean /v1/chat/completions?"),
+        ("/v1/models/", "; did you mean /v1/models?"),
+        ("/v1/embeddings", "; of OpenAI's endpoints only chat completions and models are served"),
+        ("/v1/responses/x", "; of OpenAI's endpoints only chat completions and models are served"),
+        ("/v1/chats", ""),
+        ("/", ""),
+    ],
+)
+async def test_a_wrong_base_url_is_told(stack: Stack, path: str, hint: str) -> None:
+    """M1.2: the mistakes that a base URL invites; and the log has the code."""
+    answer = await stack.get(path, method="POST")
+    assert answer.error["message"] == f"there is nothing at {path}{hint}"
+    assert (await stack.line(answer))["error_code"] == "not_found"
+
+
+@pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
         ("GET", "/v1/chat/completions", "POST"),
