@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import orjson
 from pydantic import ValidationError
 
-from planes import cli_decide, cli_keys, cli_run, cli_usage
+from planes import cli_balance, cli_decide, cli_keys, cli_run, cli_usage
 from planes.cli_common import (
     FAILED,
     OK,
@@ -60,6 +60,8 @@ def _run(options: argparse.Namespace) -> int:
             return _models(options)
         case "keys":
             return cli_keys.run(options)
+        case "balance":
+            return cli_balance.run(options)
         case "usage":
             return cli_usage.run(options)
         case "decide" | "stream":
@@ -174,6 +176,7 @@ examples:
   sluicegate serve                          with ./sluicegate.yaml, or built-in defaults
   sluicegate check sluicegate.yaml          every problem of a configuration, with its line
   sluicegate keys create --org acme         a key for a client
+  sluicegate balance acme --add-usd 25      what it has left, and more of it
   sluicegate usage --since 1d               what it was used for
   sluicegate run workflow.yaml              a workflow on a gateway that runs
   sluicegate decide question.json           one decision of a gateway that runs
@@ -206,7 +209,7 @@ def _add_commands(commands: Commands) -> None:
         "check",
         "Check a configuration: every problem with its line (exit 1), or what is off, not served "
         "yet or\nwithout a price, then `ok` (exit 0). Nothing is started; ${ENV} is taken from the "
-        f"environment.\n\nFILE is the same as --config FILE. {WHERE}",
+        f"environment.\n\nFILE is the same as --config FILE.\n{WHERE}",
         """\
   sluicegate check
   sluicegate check sluicegate.yaml
@@ -225,6 +228,7 @@ def _add_commands(commands: Commands) -> None:
     add_config(models)
     models.add_argument("--json", action="store_true", help="as one JSON document")
     cli_keys.add_commands(commands)
+    cli_balance.add_commands(commands)
     cli_usage.add_commands(commands)
     cli_run.add_commands(commands)
     cli_decide.add_commands(commands)

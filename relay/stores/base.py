@@ -154,6 +154,14 @@ class Store(Protocol):
     async def get_org(self, org_id: str) -> Org | None:
         """Return an org as stored."""
 
+    async def add_balance(self, org_id: str, micro_usd: int) -> Org | None:
+        """Add to what the org has left, whatever is settled meanwhile; return it as stored. An
+        org without a limit stays without. None: there is no such org.
+        """
+
+    async def list_orgs(self) -> list[Org]:
+        """All organisations, by name."""
+
     async def create_key(self, key: StoredKey) -> None:
         """Add a key; its org exists. Raises StoreError if id or digest is taken."""
 

@@ -95,6 +95,12 @@ class SqliteStore:
     async def get_org(self, org_id: str) -> Org | None:
         return await self._reader.run(lambda c: operations.get_org(c, org_id))
 
+    async def add_balance(self, org_id: str, micro_usd: int) -> Org | None:
+        return await self._writer.run(lambda c: operations.add_balance(c, org_id, micro_usd))
+
+    async def list_orgs(self) -> list[Org]:
+        return await self._reader.run(operations.list_orgs)
+
     async def create_key(self, key: StoredKey) -> None:
         await self._writer.run(lambda c: operations.create_key(c, key))
 

@@ -76,6 +76,19 @@ def get_org(connection: sqlite3.Connection, org_id: str) -> Org | None:
     return org_of(row) if row else None
 
 
+def add_balance(connection: sqlite3.Connection, org_id: str, micro_usd: int) -> Org | None:
+    connection.execute(
+        "UPDATE orgs SET balance_micro_usd = balance_micro_usd + ? WHERE id = ?",
+        (micro_usd, text(org_id)),
+    )
+    return get_org(connection, org_id)
+
+
+def list_orgs(connection: sqlite3.Connection) -> list[Org]:
+    rows = connection.execute(f"SELECT {ORG.names} FROM orgs ORDER BY id")
+    return [org_of(row) for row in rows]
+
+
 def _stored_org(connection: sqlite3.Connection, org_id: str) -> Org:
     org = get_org(connection, org_id)
     assert org is not None

@@ -135,6 +135,17 @@ async def test_put_org_overwrites_all(store: Store) -> None:
     assert [k.org for k in await store.list_keys()] == [Org(id="acme")]
 
 
+async def test_add_balance_adds_to_what_is_there(store: Store) -> None:
+    """An org without a limit stays without one."""
+    await store.put_org(Org(id="acme", balance_micro_usd=-5, trial=True, max_concurrent=2))
+    await store.put_org(Org(id="free"))
+    more = Org(id="acme", balance_micro_usd=7, trial=True, max_concurrent=2)
+    assert await store.add_balance("acme", 12) == more
+    assert await store.add_balance("free", 12) == Org(id="free")
+    assert await store.add_balance("nobody", 12) is None
+    assert await store.list_orgs() == [more, Org(id="free")]
+
+
 async def test_change_org_changes_what_it_names(store: Store) -> None:
     assert await store.change_org("acme", {}) == Org(id="acme")
     changed = await store.change_org("acme", {"balance_micro_usd": 7, "max_concurrent": 4})
