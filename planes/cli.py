@@ -27,7 +27,7 @@ from planes.cli_common import (
     load_settings,
 )
 from planes.config_file import ConfigError
-from planes.settings import Server, Settings, explain, notices
+from planes.settings import Server, Settings, cannot_start, explain, notices, risks
 from planes.version import version
 
 
@@ -110,7 +110,7 @@ def _check(options: argparse.Namespace) -> int:
     if options.file is not None and options.config is not None:
         options.parser.error("FILE and --config are the same: give one")
     try:
-        settings, path = load_settings(options.file or options.config)
+        settings, path = load_settings(options.file or options.config, also=cannot_start)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return FAILED
@@ -124,6 +124,8 @@ def _check(options: argparse.Namespace) -> int:
         warning = price_warning(settings)
         if warning is not None:
             print(f"{source}: warning: {warning}")
+    for risk in risks(settings):
+        print(f"{source}: warning: {risk}")
     print(f"{source}: ok")
     return OK
 

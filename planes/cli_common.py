@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from planes.config_file import FILE_NAME, FILE_VARIABLE, find_config, load
+from planes.config_file import FILE_NAME, FILE_VARIABLE, Further, find_config, load
 from planes.config_file import load_defaults as load_built_in
 from planes.settings import Settings
 
@@ -26,8 +26,11 @@ The configuration is the file of --config, else that of ${FILE_VARIABLE}, else .
 else built-in defaults."""
 
 
-def load_settings(flag: str | None) -> tuple[Settings, Path | None]:
+def load_settings(flag: str | None, *, also: Further | None = None) -> tuple[Settings, Path | None]:
     """Return the configuration and its file; None for the built-in defaults.
+
+    Args:
+        also: finds further problems of a file that has none by itself.
 
     Raises:
         ConfigError: it cannot be used.
@@ -35,7 +38,7 @@ def load_settings(flag: str | None) -> tuple[Settings, Path | None]:
     path = find_config(flag, os.environ, Path())
     if path is None:
         return load_built_in(os.environ), None
-    return load(path, os.environ), path
+    return load(path, os.environ, also=also), path
 
 
 def add_command(

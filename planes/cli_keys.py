@@ -56,7 +56,8 @@ def add_commands(commands: Commands) -> None:
     listing = add_command(
         keys,
         "list",
-        f"List all keys of the database, revoked ones too, oldest first.\n\n{WHERE}",
+        "List all keys of the database, revoked ones too, oldest first; static keys of the\n"
+        f"configuration are not among them.\n\n{WHERE}",
         """\
   sluicegate keys list
   sluicegate keys list --json""",

@@ -143,7 +143,8 @@ def plain_line(event: RunEvent, tree: RunTree) -> str | None:
         case "task_dispatched" | "task_completed" | "task_error" | "task_skipped":
             pass
         case "condition_evaluated":
-            return printable(f"{event.task_id}  {data.get('value')}: {data.get('branch')}")
+            value = str(data.get("value")).lower()  # as JSON has it
+            return printable(f"{event.task_id}  {value}: {data.get('branch')}")
         case "batch_progress":
             failed = f", {data['failed']} failed" if data.get("failed") else ""
             return printable(f"{event.task_id}  {data.get('done')} of {data.get('total')}{failed}")

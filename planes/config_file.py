@@ -14,7 +14,7 @@ a quoted one stays text.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -22,7 +22,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from planes.settings import Settings, explain
+from planes.settings import Complaint, Settings, explain
 
 FILE_NAME = "sluicegate.yaml"
 FILE_VARIABLE = "SLUICEGATE_CONFIG"
@@ -32,6 +32,7 @@ _TAG = "tag:yaml.org,2002:"
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?:(:-)([^}]*))?\})?")
 
 Place = tuple[int | str, ...]
+Further = Callable[[Settings], list[Complaint]]
 Spot = tuple[int, int]  # line and column, from 1
 _Entry = tuple[yaml.Node, yaml.ScalarNode, yaml.Node]  # the mapping it is written in, key, value
 
@@ -85,8 +86,11 @@ def find_config(flag: str | Path | None, env: Mapping[str, str], cwd: Path) -> P
     return path if path.exists() else None
 
 
-def load(path: Path, env: Mapping[str, str]) -> Settings:
+def load(path: Path, env: Mapping[str, str], *, also: Further | None = None) -> Settings:
     """Read the file at `path`.
+
+    Args:
+        also: finds further problems of a file that has none by itself.
 
     Raises:
         ConfigError: it cannot be read or used.
@@ -102,7 +106,7 @@ def load(path: Path, env: Mapping[str, str]) -> Settings:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError([Problem(line, None, "", "is not UTF-8", source)]) from None
-    return load_text(text, env, source=source)
+    return load_text(text, env, source=source, also=also)
 
 
 def load_defaults(env: Mapping[str, str]) -> Settings:
@@ -111,8 +115,14 @@ def load_defaults(env: Mapping[str, str]) -> Settings:
     return load_text(text, env, source="defaults.yaml")
 
 
-def load_text(text: str, env: Mapping[str, str], *, source: str = FILE_NAME) -> Settings:
-    """Read a configuration from its text.
+def load_text(
+    text: str,
+    env: Mapping[str, str],
+    *,
+    source: str = FILE_NAME,
+    also: Further | None = None,
+) -> Settings:
+    """Read a configuration from its text; see `load`.
 
     Raises:
         ConfigError: it cannot be used.
@@ -124,6 +134,9 @@ def load_text(text: str, env: Mapping[str, str], *, source: str = FILE_NAME) -> 
         settings = Settings.model_validate({} if value is None else value)
     except ValidationError as error:
         for complaint in explain(error):
+            builder.complain(complaint.path, complaint.message)
+    if settings is not None and also is not None:
+        for complaint in also(settings):
             builder.complain(complaint.path, complaint.message)
     if settings is None or builder.problems:
         raise ConfigError(builder.problems)
@@ -147,6 +160,14 @@ _Loader.add_implicit_resolver(
 )
 
 
+# What YAML's own words mean to someone who writes a configuration, by a part of them.
+_HINTS = (
+    ("'\\t'", "; indent with spaces, not tabs"),
+    ("expected <block end>", "; is this line indented as those beside it?"),
+    ("mapping values are not allowed", "; a value that holds `: ` needs quotes"),
+)
+
+
 def _compose(text: str, source: str) -> yaml.Node | None:
     """Return the document's node.
 
@@ -162,7 +183,9 @@ def _compose(text: str, source: str) -> yaml.Node | None:
         what = " ".join(filter(None, (error.context, error.problem))) or "syntax error"
         # PyYAML would go on with the name, and a key that begins with `*` looks like an alias.
         what = re.sub(r"(alias|anchor|tag|handle) '.*", r"\1", what, flags=re.DOTALL)
-        if mark and "${" in "".join(text.splitlines()[mark.line : mark.line + 1]):
+        here = "".join(text.splitlines()[mark.line : mark.line + 1]) if mark else ""
+        what += next((hint for sign, hint in _HINTS if sign in what), "")
+        if "${" in here:
             what += "; put a value with ${…} in quotes inside {…} or […]"
         line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
         problem = Problem(line, column, "", f"is not YAML: {what}", source)

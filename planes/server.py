@@ -18,7 +18,7 @@ from planes.banner import banner
 from planes.gateway import GATEWAY
 from planes.listener import Listener
 from planes.runner import make_runner
-from planes.settings import notices
+from planes.settings import notices, risks
 from planes.tracing import ExtraMissing
 from relay.stores.base import StoreError
 
@@ -36,6 +36,8 @@ def run(settings: Settings, *, embedded: bool) -> int:
     _raise_file_limit()
     for notice in notices(settings):
         log.info(notice)
+    for risk in risks(settings):
+        log.warning(risk)
     try:
         sock = _listen(settings.server.host, settings.server.port)
     except OSError as error:

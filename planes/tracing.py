@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from planes.settings.notices import NO_OTEL
 from planes.version import version
 from relay.errors import UpstreamError
 
@@ -66,10 +67,7 @@ class Tracing:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
-            raise ExtraMissing(
-                "telemetry.otlp_endpoint needs the extra `otel`: "
-                f"pip install 'sluicegate[otel]', or -e '.[otel]' in a checkout ({error})"
-            ) from None
+            raise ExtraMissing(f"telemetry.otlp_endpoint {NO_OTEL} ({error})") from None
         resource = Resource.create({"service.version": version()})
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "sluicegate"}))

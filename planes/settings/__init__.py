@@ -6,7 +6,7 @@
     catalog.py    keys, models, agents             tools.py     the tools of agents
     workflows.py  workflows, agents_plane            decision.py  decision
     root.py       `Settings`, the whole file, and the checks that cross its sections
-    notices.py    what was configured and is not served yet
+    notices.py    what was configured and is not served yet, or should not be so
     reference.py  makes docs/configuration.md of all these
     explain.py    pydantic's errors in the words of the file
 
@@ -26,7 +26,7 @@ from planes.settings.decision import (
     SystemZeroBackend,
 )
 from planes.settings.explain import Complaint, explain
-from planes.settings.notices import notices
+from planes.settings.notices import cannot_start, notices, risks
 from planes.settings.providers import (
     HttpProvider,
     LocalProvider,
@@ -82,6 +82,8 @@ __all__ = [
     "Telemetry",
     "Webhook",
     "Workflows",
+    "cannot_start",
     "explain",
     "notices",
+    "risks",
 ]

@@ -1,16 +1,25 @@
-"""What was configured and does nothing yet, said aloud rather than ignored (O3)."""
+"""What was configured and does nothing yet, or should not be so, said aloud (O3)."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
+from typing import Final
 from urllib.parse import urlsplit
 
 from planes.settings.decision import ChatLogprobsBackend
+from planes.settings.explain import Complaint
 from planes.settings.providers import NO_KEY
 from planes.settings.root import Settings
 from planes.settings.tools import HttpTool
 from planes.settings.workflows import DurableEngine
 
 OPENAI_FLAGS = ("cumulative_deltas", "inline_tool_calls")
+# The documentation shows these; whoever reads it has them.
+PUBLISHED_KEYS: Final = frozenset({"ozk_dev_0123456789abcdef", "ozk_change_me"})
+_OTLP: Final = "opentelemetry.exporter.otlp.proto.http"
+NO_OTEL: Final = (
+    "needs the extra `otel`: pip install 'sluicegate[otel]', or -e '.[otel]' in a checkout"
+)
 
 
 def notices(settings: Settings) -> list[str]:
@@ -28,6 +37,36 @@ def notices(settings: Settings) -> list[str]:
         *_later(settings),
         *_missing(settings),
     ]
+
+
+def risks(settings: Settings) -> list[str]:
+    """Return one line for each thing that works and should not be left so."""
+    host = settings.server.host
+    published = any(key.key.get_secret_value() in PUBLISHED_KEYS for key in settings.keys)
+    if published and not _is_loopback(host):
+        return [
+            f"a key that everyone knows is accepted on {host}: whoever reaches it can spend what "
+            "your providers cost; write a configuration with a key of your own"
+        ]
+    return []
+
+
+def cannot_start(settings: Settings) -> list[Complaint]:
+    """Return what is right in the file and keeps the gateway from starting on this machine."""
+    if settings.telemetry.otlp_endpoint is not None and not _is_installed(_OTLP):
+        return [Complaint(("telemetry", "otlp_endpoint"), NO_OTEL)]
+    return []
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a package that it would be in
+        return False
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
 
 
 def _providers_off(settings: Settings) -> Iterator[str]:

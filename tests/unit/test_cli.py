@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from planes import cli
 from planes.settings import Settings
+from planes.settings.notices import PUBLISHED_KEYS
 from planes.version import version
 
 ROOT = Path(__file__).parents[2]
@@ -115,6 +117,60 @@ def test_check_warns_of_models_that_would_be_counted_as_free(tmp_path: Path) -> 
     assert run(tmp_path, "check", "priced.yaml").stdout == "priced.yaml: ok\n"
 
 
+def test_check_finds_what_keeps_this_machine_from_starting(tmp_path: Path) -> None:
+    """O2, O3.6: a library that is not there is a problem at the line that needs it."""
+    (tmp_path / "gw.yaml").write_text(f"{GOOD}telemetry:\n  otlp_endpoint: http://127.0.0.1:4318\n")
+    code = (
+        "import sys; sys.modules['opentelemetry'] = None; "
+        "from planes.cli import main; sys.exit(main(['check', 'gw.yaml']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PATH": os.defpath, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "gw.yaml:8: telemetry.otlp_endpoint: needs the extra `otel`: "
+        "pip install 'sluicegate[otel]', or -e '.[otel]' in a checkout\n"
+    )
+    assert run(tmp_path, "check", "gw.yaml", SOME_KEY="k").returncode == 0  # it is here
+
+
+@pytest.mark.parametrize(
+    ("key", "host", "warned"),
+    [
+        ("ozk_dev_0123456789abcdef", "0.0.0.0", True),
+        ("ozk_change_me", "::", True),
+        ("ozk_change_me", "gateway.example.com", True),
+        ("ozk_change_me", "127.0.0.1", False),
+        ("ozk_change_me", "::1", False),
+        ("ozk_change_me", "localhost", False),
+        ("ozk_mine", "0.0.0.0", False),
+    ],
+)
+def test_a_key_that_everyone_knows_is_for_this_machine_only(
+    tmp_path: Path, key: str, host: str, *, warned: bool
+) -> None:
+    text = GOOD.replace("ozk_1", key) + f'server: {{host: "{host}"}}\n'
+    (tmp_path / "gw.yaml").write_text(text)
+    done = run(tmp_path, "check", "gw.yaml", SOME_KEY="k")
+    assert done.returncode == 0
+    warning = f"gw.yaml: warning: a key that everyone knows is accepted on {host}: "
+    assert done.stdout.startswith(warning) is warned
+    assert key not in done.stdout
+
+
+def test_the_keys_that_everyone_knows_are_those_of_the_documentation() -> None:
+    pages = [ROOT / "README.md", ROOT / "planes/defaults.yaml", *(ROOT / "docs").rglob("*.md")]
+    text = "".join(page.read_text() for page in pages)
+    assert set(re.findall(r"ozk_[a-z]\w+", text)) == PUBLISHED_KEYS
+
+
 def test_check_of_a_file_that_is_not_there(tmp_path: Path) -> None:
     """A problem like any other, without a line."""
     done = run(tmp_path, "check", "none.yaml")
@@ -185,7 +241,7 @@ def test_an_unknown_option_shows_the_usage_of_its_command(
     assert "unrecognized arguments: --what" in err
 
 
-@pytest.mark.parametrize("command", ["serve", "check", "models", "version"])
+@pytest.mark.parametrize("command", ["serve", "check", "models", "balance", "version"])
 def test_the_help_of_each_command_shows_examples(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

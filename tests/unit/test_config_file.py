@@ -283,6 +283,20 @@ def test_a_reference_without_quotes_in_a_flow_mapping_is_explained() -> None:
     assert found.endswith("put a value with ${…} in quotes inside {…} or […]")
 
 
+@pytest.mark.parametrize(
+    ("text", "place", "hint"),
+    [
+        ("server:\n\tport: 1", "2:1", "indent with spaces, not tabs"),
+        ("keys:\n  - key: k\n   org: o", "3:4", "is this line indented as those beside it?"),
+        ("server:\n  host: a: b", "2:10", "a value that holds `: ` needs quotes"),
+    ],
+)
+def test_yamls_own_words_are_explained(text: str, place: str, hint: str) -> None:
+    (found,) = problems(text)
+    assert found.startswith(f"{place}: is not YAML: ")
+    assert found.endswith(f"; {hint}")
+
+
 def test_aliases_of_aliases_are_bounded() -> None:
     """Nine lines of YAML could otherwise ask for a thousand million values."""
     lines = ["a0: &a0 [x]"] + [
