@@ -372,7 +372,10 @@ def substitute(text: str, env: Mapping[str, str]) -> str:
         if has_default:
             return value or default
         if value is None:
-            raise SubstitutionError(f"${{{name}", f"environment variable {name} is not set")
+            raise SubstitutionError(
+                f"${{{name}",
+                f"environment variable {name} is not set; ${{{name}:-…}} has a default",
+            )
         return value
 
     return _REFERENCE.sub(replace, text)

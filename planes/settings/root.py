@@ -17,7 +17,6 @@ from planes.settings.tools import host_matches
 from planes.settings.workflows import AgentsPlane, Workflows
 
 Loc = tuple[int | str, ...]
-_UNKNOWN_MODEL = "names no configured model: an entry of `models`, or <provider>/<model>"
 
 
 class Settings(Section):
@@ -125,8 +124,9 @@ def _across(data: Mapping[str, object]) -> Iterator[tuple[Loc, str]]:
             if isinstance(name, str) and name not in names:
                 yield loc, _unknown_provider(name, names)
         for name, agent in _entries(data.get("agents")):
-            if not _names_a_model(_get(agent, "model"), data, providers):
-                yield ("agents", name, "model"), _UNKNOWN_MODEL
+            slug = _get(agent, "model")
+            if isinstance(slug, str) and not _names_a_model(slug, data, providers):
+                yield ("agents", name, "model"), _unknown_model(slug, data)
         yield from _unlisted_hosts(data)
         problem = _deciding_model(data, providers)
         if problem is not None:
@@ -151,11 +151,9 @@ def _named_providers(data: Mapping[str, object]) -> Iterator[tuple[Loc, object]]
                 yield (section, name, "provider"), _get(entry, "provider")
 
 
-def _names_a_model(
-    slug: object, data: Mapping[str, object], providers: Mapping[str, object]
-) -> bool:
-    """Whether a slug can be served once its provider is on; what is no text is another's fault."""
-    if not isinstance(slug, str) or _get(data.get("models"), slug) is not None:
+def _names_a_model(slug: str, data: Mapping[str, object], providers: Mapping[str, object]) -> bool:
+    """Whether a slug can be served once its provider is on."""
+    if _get(data.get("models"), slug) is not None:
         return True
     provider, slash, model = slug.partition("/")
     return bool(slash and model) and provider in providers
@@ -196,7 +194,7 @@ def _deciding_model(data: Mapping[str, object], providers: Mapping[str, object])
     if entry is None:
         names = [slug.partition("/")[0]]
         if names[0] not in providers:
-            return _UNKNOWN_MODEL
+            return _unknown_model(slug, data)
     for provider in (providers.get(name) for name in names if isinstance(name, str)):
         if _get(provider, "kind") == "replay":
             return "is served by recorded transcripts, which hold no token probabilities"
@@ -206,8 +204,21 @@ def _deciding_model(data: Mapping[str, object], providers: Mapping[str, object])
     return None
 
 
+# The wrong name itself is not repeated in these: `${…}` may have put anything there.
+
+
 def _unknown_provider(name: str, names: list[str]) -> str:
+    return f"names no configured provider{_near(name, names)}"
+
+
+def _unknown_model(slug: str, data: Mapping[str, object]) -> str:
+    provider, slash, _ = slug.partition("/")
+    hint = _near(slug, [name for name, _ in _entries(data.get("models"))])
+    if slash and not hint:
+        hint = _near(provider, [name for name, _ in _entries(data.get("providers"))], "/…")
+    return f"names no configured model{hint}: an entry of `models`, or <provider>/<model>"
+
+
+def _near(name: str, names: list[str], rest: str = "") -> str:
     near = difflib.get_close_matches(name, names, n=1)
-    hint = f" (did you mean `{near[0]}`?)" if near else ""
-    # The name itself is not repeated: `${…}` may have put anything there.
-    return f"names no configured provider{hint}"
+    return f" (did you mean `{near[0]}{rest}`?)" if near else ""

@@ -205,13 +205,11 @@ class HttpReply:
             self._on_lost()  # a moment before it is called, and aiohttp has no word for that
         try:
             return await self._content.read(READ_BYTES_MAX)
-        except (aiohttp.ClientError, ConnectionError) as error:
+        except (aiohttp.ClientError, ConnectionError):
             # it raises at once; what had arrived by then still counts (M3.4)
             if data := self._content._read_nowait(READ_BYTES_MAX):
                 return data
-            raise UpstreamTruncated(
-                f"the connection to {self._name} broke off ({type(error).__name__})"
-            ) from None
+            raise UpstreamTruncated(f"the connection to {self._name} broke off") from None
 
     def _read_left(self) -> bytes:
         """Read what was parsed while the client could take no more."""

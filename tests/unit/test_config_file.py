@@ -152,7 +152,8 @@ models:
         "11: providers.openai.conect_timeout_s: unknown key `conect_timeout_s` (did you mean "
         "`connect_timeout_s`?)",
         "12: providers.openai.base_url: must begin with http:// or https:// (got no scheme)",
-        "13: providers.openai.api_key: environment variable MISSING is not set",
+        "13: providers.openai.api_key: environment variable MISSING is not set; "
+        "${MISSING:-…} has a default",
         "14: providers.openai: is set twice in one mapping",
         "18: models.a/b.candidates[0].provider: names no configured provider (did you mean "
         "`openai`?)",
@@ -180,7 +181,7 @@ def test_a_missing_key_is_reported_where_it_should_stand() -> None:
 def test_a_value_that_cannot_be_made_is_one_problem() -> None:
     """Not a second one for its wrong type."""
     assert problems('server: {port: "${P}", workers: !!int x}') == [
-        "1: server.port: environment variable P is not set",
+        "1: server.port: environment variable P is not set; ${P:-…} has a default",
         "1: server.workers: does not fit its tag",
     ]
 
@@ -189,7 +190,9 @@ def test_an_unset_variable_is_reported_at_its_own_line_of_a_block() -> None:
     """A block of text begins lines before it."""
     text = "agents:\n  a:\n    provider: p\n    system: |\n      one\n      ${TWO}\n"
     text += "providers: {p: {kind: replay}}\n"
-    assert problems(text) == ["6: agents.a.system: environment variable TWO is not set"]
+    assert problems(text) == [
+        "6: agents.a.system: environment variable TWO is not set; ${TWO:-…} has a default"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -306,8 +306,16 @@ def test_problems_between_sections_come_with_all_the_others() -> None:
             "server": {"port": -1},
             "keys": [{"key": "ozk_1", "org": "a"}, {"key": "ozk_1 ", "org": "b"}],
             "providers": {"openai": OPENAI},
-            "models": {"m": {"candidates": [{"provider": "opnai", "model": "x"}]}},
-            "agents": {"a": {"provider": "nothing-like-it"}, "b": {"model": "m/x"}},
+            "models": {
+                "m": {"candidates": [{"provider": "opnai", "model": "x"}]},
+                "fast": {"candidates": [{"provider": "openai", "model": "x"}]},
+            },
+            "agents": {
+                "a": {"provider": "nothing-like-it"},
+                "b": {"model": "m/x"},
+                "c": {"model": "fsat"},
+                "d": {"model": "opnai/gpt"},
+            },
         }
     )
     assert found == [
@@ -315,6 +323,10 @@ def test_problems_between_sections_come_with_all_the_others() -> None:
         "models.m.candidates.0.provider: names no configured provider (did you mean `openai`?)",
         "agents.a.provider: names no configured provider",
         "agents.b.model: names no configured model: an entry of `models`, or <provider>/<model>",
+        "agents.c.model: names no configured model (did you mean `fast`?): "
+        "an entry of `models`, or <provider>/<model>",
+        "agents.d.model: names no configured model (did you mean `openai/…`?): "
+        "an entry of `models`, or <provider>/<model>",
         "keys.1.key: is the same key as keys[0]",
     ]
 
