@@ -128,6 +128,7 @@ def test_the_example_configuration_is_right(tmp_path: Path) -> None:
     assert "vllm/meta-llama" in told["models --config"]
     assert told["keys create"].strip().startswith("ozk_")
     assert "acme" in told["keys list"]
+    assert "acme    10.000000" in told["balance acme"]
     assert "usage --since" in told
 
 
@@ -136,6 +137,24 @@ def test_every_link_leads_somewhere() -> None:
     for page in pages:
         for target in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings; no page has two alike that are named."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_anchor_is_a_heading() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    checked = 0
+    for page in pages:
+        for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text()):
+            meant = (page.parent / target) if target else page
+            assert anchor in anchors(meant.resolve()), f"{page}: {target}#{anchor}"
+            checked += 1
+    assert checked
 
 
 def test_every_provider_key_named_is_a_default() -> None:
