@@ -26,7 +26,10 @@ KeyStatus = Literal["active", "suspended", "revoked"]
 class Key(Section):
     """A static key of a client."""
 
-    key: RequiredSecret = Field(description="The key that clients send.")
+    key: RequiredSecret = Field(
+        description="The key that clients send; the workflows plane takes only those that begin "
+        "with `ozk_` (W1)."
+    )
     org: Line = Field(description="The organisation that the key belongs to.")
     name: Line | None = Field(default=None, description="A name for people to tell keys apart.")
     trial: bool = Field(default=False, description="Whether usage is logged but never debited.")

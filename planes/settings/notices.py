@@ -34,6 +34,7 @@ def notices(settings: Settings) -> list[str]:
         *_tools_refused(settings),
         *_decisions_off(settings),
         *_flags_of_openai(settings),
+        *_keys_of_no_workflow(settings),
         *_later(settings),
         *_missing(settings),
     ]
@@ -144,6 +145,14 @@ def _flags_of_openai(settings: Settings) -> Iterator[str]:
         flags = [flag for flag in OPENAI_FLAGS if getattr(provider, flag)]
         if flags and shape != "openai":
             yield f"provider {name}: {_and(flags)} {_be(flags)} for the openai shape only"
+
+
+def _keys_of_no_workflow(settings: Settings) -> Iterator[str]:
+    keys = enumerate(settings.keys)
+    names = [f"keys[{at}]" for at, k in keys if not k.key.get_secret_value().startswith("ozk_")]
+    if names:
+        does, them = ("does", "it") if len(names) == 1 else ("do", "them")
+        yield f"{_and(names)} {does} not begin with `ozk_`: the workflows plane refuses {them}"
 
 
 def _later(settings: Settings) -> Iterator[str]:

@@ -165,6 +165,17 @@ def test_a_key_that_everyone_knows_is_for_this_machine_only(
     assert key not in done.stdout
 
 
+def test_check_says_which_keys_run_no_workflow(tmp_path: Path) -> None:
+    """W1."""
+    keys = "keys: [{key: a, org: o}, {key: ozk_b, org: o}, {key: c, org: o}]"
+    (tmp_path / "gw.yaml").write_text(GOOD.replace("keys: [{key: ozk_1, org: dev}]", keys))
+    assert run(tmp_path, "check", "gw.yaml", SOME_KEY="k").stdout.splitlines() == [
+        "gw.yaml: notice: keys[0] and keys[2] do not begin with `ozk_`: "
+        "the workflows plane refuses them",
+        "gw.yaml: ok",
+    ]
+
+
 def test_the_keys_that_everyone_knows_are_those_of_the_documentation() -> None:
     pages = [ROOT / "README.md", ROOT / "planes/defaults.yaml", *(ROOT / "docs").rglob("*.md")]
     text = "".join(page.read_text() for page in pages)
