@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -59,6 +60,17 @@ def add_command(
 def add_config(command: argparse.ArgumentParser) -> None:
     """Add `--config`."""
     command.add_argument("--config", metavar="FILE", help="the YAML file to load")
+
+
+def program() -> str:
+    """Return how this program is called in a command to paste: as it was, unless `sluicegate` by
+    itself is the same one.
+    """
+    called = Path(sys.argv[0])
+    if called.name != "sluicegate" or not called.exists():  # python -m planes.cli
+        return "sluicegate"
+    found = shutil.which("sluicegate")
+    return "sluicegate" if found and Path(found).samefile(called) else str(called)
 
 
 def table(rows: list[tuple[str, ...]], *, right: frozenset[int] = frozenset()) -> str:

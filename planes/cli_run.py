@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from encoders.json_text import dumps
-from planes.cli_common import FAILED, OK, USAGE, Commands, add_command, add_config
+from planes.cli_common import FAILED, OK, USAGE, Commands, add_command, add_config, program
 from planes.cli_gateway import HOW, add_gateway, gateway_of, wrong
 from planes.cli_run_given import (
     Asked,
@@ -356,4 +356,4 @@ def _command(session: Session, *arguments: str) -> str:
     ]
     from planes.cli_run_view import printable
 
-    return printable(shlex.join(["sluicegate", "run", *arguments, *given]))
+    return printable(shlex.join([program(), "run", *arguments, *given]))
