@@ -135,7 +135,7 @@ def test_check_finds_what_keeps_this_machine_from_starting(tmp_path: Path) -> No
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "gw.yaml:8: telemetry.otlp_endpoint: needs the extra `otel`: "
+        "gw.yaml:10: telemetry.otlp_endpoint: needs the extra `otel`: "
         "pip install 'sluicegate[otel]', or -e '.[otel]' in a checkout\n"
     )
     assert run(tmp_path, "check", "gw.yaml", SOME_KEY="k").returncode == 0  # it is here
