@@ -15,7 +15,15 @@ from system_zero.flows import run_flow
 from bench.ports import free_port
 from tests.support.books import books_of
 from tests.support.checks import until
-from tests.support.decisions import MODEL, QUESTIONS, config, decides, fresh_key, gateway
+from tests.support.decisions import (
+    MODEL,
+    QUESTIONS,
+    config,
+    decides,
+    fresh_key,
+    gateway,
+    let_end,
+)
 from tests.support.gateway import KEY
 
 if TYPE_CHECKING:
@@ -143,7 +151,7 @@ async def test_a_replay_across_a_restart(tmp_path: Path) -> None:
 async def test_it_outlives_a_kill(tmp_path: Path) -> None:
     """kill -9 with its decide in flight: its own retries come to the answer, billed once."""
     over = config(limits={"idempotency_lease_ms": 3000, "idempotency_renew_interval_ms": 1000})
-    port, state = free_port(), "!delay=1 killed"
+    port, state = free_port(), "!until=killed"
     async with gateway(over, workdir=tmp_path, port=port) as process:
         client = asyncio.create_task(
             using(process, lambda c: c.decide_with_response(request(state)), key=KEY)
@@ -151,6 +159,7 @@ async def test_it_outlives_a_kill(tmp_path: Path) -> None:
         await until(lambda: decides(process))
         process.kill()
         await process.wait()
+        let_end(process, "killed")
     # A connection that breaks after its request was sent is tried again under the same key.
     async with gateway(over, workdir=tmp_path, port=port) as process, books_of(tmp_path) as books:
         found = await asyncio.wait_for(client, 60)

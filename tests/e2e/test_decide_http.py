@@ -25,6 +25,7 @@ from tests.support.decisions import (
     decides,
     fresh_key,
     gateway,
+    let_end,
     opened,
     start,
 )
@@ -311,12 +312,14 @@ async def test_failures_of_the_backend_keep_status_and_envelope(shared: GatewayP
 async def test_a_slot_is_taken_for_a_decide(shared: GatewayProcess) -> None:
     """D5.4, D1.6: the account has four, on whatever plane."""
     async with asyncio.TaskGroup() as group:
-        running = [group.create_task(answer(shared, body(f"!delay=1 {i}"))) for i in range(4)]
-        await until(lambda: len([c for c in decides(shared) if "!delay=1 " in c["state"]]) == 4)
+        words = [f"!until=full {i}" for i in range(4)]
+        running = [group.create_task(answer(shared, body(state))) for state in words]
+        await until(lambda: len([c for c in decides(shared) if "!until=full" in c["state"]]) == 4)
         full = await answer(shared, idempotency_key="full")
         error = check_refusal(full, 429, "concurrency_limit_exceeded")
         assert error["details"] == {"cause": "account_concurrency"}
         assert (await answer(shared, key=SECOND_KEY)).status == 200
+        let_end(shared, "full")
     assert [task.result().status for task in running] == [200] * 4
     assert (await answer(shared, idempotency_key="full")).status == 200
 
@@ -327,9 +330,10 @@ async def test_a_slot_is_taken_for_a_decide(shared: GatewayProcess) -> None:
 async def test_events(shared: GatewayProcess) -> None:
     """D6.1: the head comes when the work begins, before its end."""
     async with shared.client() as client:
-        await ask(client, body("!delay=1 events"), events=True, idempotency_key="events")
+        what = body("!until=head events")
+        await ask(client, what, events=True, idempotency_key="events")
         await client.read_head()
-        assert not decides_ended(shared, "!delay=1 events")
+        let_end(shared, "head")
         await client.read_all()
     assert client.header("content-type") == "text/event-stream"
     assert client.header("cache-control") == "no-cache, no-transform"
@@ -339,7 +343,7 @@ async def test_events(shared: GatewayProcess) -> None:
     assert kind == b"event: decision"
     assert decisions_for(json.loads(data.removeprefix(b"data: ")))["ready"].kind == "v1"
     assert done == b"event: done\ndata: {}"
-    replay = await answer(shared, body("!delay=1 events"), events=True, idempotency_key="events")
+    replay = await answer(shared, what, events=True, idempotency_key="events")
     assert replay.header("x-rightnow-idempotent-replay") == "true"
     assert replay.body == client.body
 
@@ -411,11 +415,12 @@ async def test_a_replay_is_the_same_bytes_and_bills_nothing() -> None:
 async def test_a_key_in_use_is_409_and_one_decide_is_done(shared: GatewayProcess) -> None:
     key = fresh_key()
     async with asyncio.TaskGroup() as group:
-        what = body("!delay=1 in use")
+        what = body("!until=refused in use")
         running = group.create_task(answer(shared, what, key=key, idempotency_key="k"))
         await until(lambda: [c for c in decides(shared) if "in use" in c["state"]])
         refused = await answer(shared, what, key=key, idempotency_key="k")
         check_refusal(refused, 409, "idempotency_conflict")
+        let_end(shared, "refused")
     assert running.result().status == 200
     assert len([c for c in decides(shared) if "in use" in c["state"]]) == 1
 
@@ -467,13 +472,15 @@ async def test_a_hang_up_is_settled_and_its_answer_kept(
     shared: GatewayProcess, events: bool
 ) -> None:
     """D5.7."""
-    key, state = fresh_key(), f"!delay=1 hang-up {events}"
+    go = f"hang-up-{events}"
+    key, state = fresh_key(), f"!until={go} {events}"
     async with books_of(shared.workdir) as books:
         async with shared.client() as client:
             await ask(client, body(state), key=key, idempotency_key="k", events=events)
             await until(lambda: [c for c in decides(shared) if state in c["state"]])
         found = await answer(shared, body(state), key=key, idempotency_key="k")
         check_refusal(found, 409, "idempotency_conflict")
+        let_end(shared, go)
         await until(lambda: decides_ended(shared, state), 10)
         await until_replayed(shared, body(state), key=key)
         assert len([c for c in decides(shared) if state in c["state"]]) == 1
@@ -512,7 +519,7 @@ async def test_a_decide_that_does_not_settle_after_a_hang_up_is_ended() -> None:
 
 async def test_a_drain_lets_a_decide_end() -> None:
     async with gateway(config()) as process, process.client() as waiting:
-        await ask(waiting, body("!delay=1.5"))
+        await ask(waiting, body("!until=refused"))
         await until(lambda: decides(process))
         async with process.client() as late:
             await late.request("GET", "/health")
@@ -522,6 +529,7 @@ async def test_a_drain_lets_a_decide_end() -> None:
             await ask(late, events=True)
             await late.read_all()
             check_refusal(late, 503, "service_unavailable")
+        let_end(process, "refused")
         await waiting.read_all()
         assert waiting.status == 200
         assert await process.wait() == 0
@@ -556,12 +564,13 @@ async def test_a_key_outlives_a_kill(tmp_path: Path) -> None:
     """kill -9 with a decide in flight: not billed twice, not stuck beyond its lease."""
     over = config(limits={"idempotency_lease_ms": 2000, "idempotency_renew_interval_ms": 500})
     over["billing"] = {"hold_ttl_s": 1, "sweep_interval_s": 0.5}
-    what = body("!delay=0.5 killed")
+    what = body("!until=killed")
     async with gateway(over, workdir=tmp_path) as process, process.client() as client:
         await ask(client, what, idempotency_key="k")
         await until(lambda: decides(process))
         process.kill()
         await process.wait()
+        let_end(process, "killed")
     began = time.monotonic()
     async with gateway(over, workdir=tmp_path) as process, books_of(tmp_path) as books:
         first = await answer(process, what, idempotency_key="k")

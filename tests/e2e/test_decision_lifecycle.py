@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from tests.support.checks import until
-from tests.support.decisions import auth, config, decides, fresh_key, gateway, opened, start
+from tests.support.decisions import (
+    auth,
+    config,
+    decides,
+    fresh_key,
+    gateway,
+    let_end,
+    opened,
+    start,
+)
 from tests.support.gateway import KEY, ROOT
 from tests.support.websocket import BINARY, CONT, PING, TEXT, RawSocket, close, frame
 
@@ -70,20 +79,20 @@ async def test_no_start_is_1008() -> None:
 
 async def test_idle_is_1000() -> None:
     """D3.4: heartbeats do not keep a stream alive, a message does."""
-    limits = {"idle_timeout_ms": 800, "heartbeat_interval_ms": 200}
+    limits = {"idle_timeout_ms": 2000, "heartbeat_interval_ms": 200}
     async with gateway(config(limits=limits)) as process, opened(process) as ws:
         await ws.say(**start())
         assert await read(ws, 1) == ["ack"]
         await asyncio.sleep(0.5)
-        await ws.say(**append(2))
         began = time.monotonic()
+        await ws.say(**append(2))
         pings = 0
         while (message := await ws.json())["type"] != "goodbye":
             if message["type"] == "ping":
                 pings += 1
                 await ws.say(type="pong", nonce=message["nonce"])
         assert message["reason"] == "idle"
-        assert time.monotonic() - began > 0.6
+        assert time.monotonic() - began > 1.9
         assert pings >= 2
         assert (await ws.frame()).code == 1000
 
@@ -107,7 +116,7 @@ async def test_an_hour_is_1001() -> None:
 
 async def test_a_decide_may_settle_at_the_end_of_a_lifetime() -> None:
     """D3.5: its frame goes out first."""
-    async with gateway(config(limits={"max_duration_ms": 400})) as process, opened(process) as ws:
+    async with gateway(config(limits={"max_duration_ms": 900})) as process, opened(process) as ws:
         await ws.say(**start("!delay=1", mode="on_change"))
         assert await ends(ws) == (1001, "max_lifetime", 0)
         assert [m["type"] for m in ws.messages] == ["hello", "ack", "decision", "goodbye"]
@@ -120,8 +129,8 @@ async def test_a_peer_that_never_pongs_is_1013(interval: str) -> None:
     async with gateway(config(limits=limits)) as process, opened(process) as ws:
         await ws.say(**start())
         assert await ends(ws) == (1013, "slow_reader", 1000)
-        pings = [m for m in ws.messages if m["type"] == "ping"]
-        assert len(pings) == (2 if interval == "heartbeat_interval_ms" else 0)
+        pinged = any(m["type"] == "ping" for m in ws.messages)
+        assert pinged == (interval == "heartbeat_interval_ms")
 
 
 async def test_a_peer_that_pongs_lives_on() -> None:
@@ -129,18 +138,18 @@ async def test_a_peer_that_pongs_lives_on() -> None:
     limits = {
         "heartbeat_interval_ms": 150,
         "native_heartbeat_interval_ms": 150,
-        "pong_timeout_ms": 400,
+        "pong_timeout_ms": 1000,
     }
     async with gateway(config(limits=limits)) as process, opened(process) as ws:
         await ws.say(**start())
         nonces: list[int] = []
-        while len(nonces) < 8:
+        while len(nonces) < 20:
             message = await ws.json()  # answers native pings
             if message["type"] == "ping":
                 nonces.append(message["nonce"])
                 await ws.say(type="pong", nonce=message["nonce"])
         assert nonces == sorted(set(nonces))
-        assert len(ws.pings) >= 6
+        assert len(ws.pings) >= 10
         assert len(set(ws.pings)) == len(ws.pings)
 
 
@@ -201,7 +210,7 @@ async def test_sigterm_on_an_idle_stream() -> None:
 async def test_sigterm_while_a_decide_runs() -> None:
     """D3.6: it settles; what is said meanwhile is acked unscheduled; a decide is refused."""
     async with gateway(config()) as process, opened(process) as ws:
-        await ws.say(**start("!delay=1 ", mode="on_change"))
+        await ws.say(**start("!until=drained ", mode="on_change"))
         await ws.json()
         await until(lambda: decides(process))
         await stopped(process)
@@ -214,6 +223,7 @@ async def test_sigterm_while_a_decide_runs() -> None:
             assert refused["envelope"]["error"]["code"] == "service_unavailable"
             assert (refused["phase"], refused["fatal"]) == ("protocol", False)
             assert refused["retry"]["should_retry"] is True
+        let_end(process, "drained")
         assert (await ws.json())["state_version"] == 1
         assert await ends(ws) == (1012, "shutdown", 500)
         assert ws.messages[-1]["last_decision_state_version"] == 1
@@ -338,11 +348,12 @@ async def test_sigterm_before_a_reader_that_stopped() -> None:
 async def test_sigterm_in_the_middle_of_a_close() -> None:
     """A client that closed has nothing more to hear; its decide is settled all the same (D5.7)."""
     async with gateway(config()) as process, opened(process) as ws:
-        await ws.say(**start("!delay=1", mode="on_change"))
+        await ws.say(**start("!until=drained", mode="on_change"))
         await until(lambda: decides(process))
         await ws.send(close())
         assert (await ws.until_close()).code == 1000
-        process.terminate()
+        await stopped(process)
+        let_end(process, "drained")
         assert await process.wait() == 0
         assert len(decides(process, "ended")) == 1
 
@@ -398,12 +409,14 @@ async def test_a_store_that_is_gone_for_a_moment_ends_nothing() -> None:
 async def test_a_store_that_is_gone_in_flight_lets_a_running_decide_end() -> None:
     """D5.4: the next start waits for the store; the one that runs needs none."""
     async with gateway(config()) as process, opened(process) as ws:
-        await ws.say(**start("!delay=0.5 ", mode="on_change"))
+        await ws.say(**start("!until=locked ", mode="on_change"))
         await until(lambda: decides(process))
         locker = sqlite3.connect(process.workdir / "sluicegate.db", isolation_level=None)
         locker.execute("BEGIN EXCLUSIVE")
-        await ws.say(**append(2, "!delay=0"))
-        assert await read(ws, 3) == ["ack", "ack", "decision"]
+        await ws.say(**append(2))
+        assert await read(ws, 2) == ["ack", "ack"]
+        let_end(process, "locked")
+        assert await read(ws, 1) == ["decision"]
         await asyncio.sleep(0.3)
         assert len(decides(process)) == 1
         locker.execute("ROLLBACK")
@@ -452,10 +465,11 @@ async def keys(process: GatewayProcess, *arguments: str) -> str:
 
 async def test_pings_are_answered_while_a_decide_runs() -> None:
     async with gateway(config()) as process, opened(process) as ws:
-        await ws.say(**start("!delay=1", mode="on_change"))
+        await ws.say(**start("!until=answered", mode="on_change"))
         assert await read(ws, 1) == ["ack"]
         await ws.send(frame(PING, b"p"))
-        assert (await ws.frame(timeout=0.8)).payload == b"p"
+        assert (await ws.frame()).payload == b"p"
+        let_end(process, "answered")
         assert await read(ws, 1) == ["decision"]
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
+import sqlite3
 import struct
+import termios
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 
-from tests.support.checks import until
-from tests.support.decisions import auth, config, fresh_key, gateway, opened, start
+from tests.support.checks import in_kernel, until
+from tests.support.decisions import auth, config, decides, fresh_key, gateway, opened, start
 from tests.support.websocket import (
     BINARY,
     CLOSE,
@@ -304,10 +307,18 @@ async def test_a_stalled_reader_that_wakes_up_is_told_1013() -> None:
             for i in range(200)
         }
         await ws.say(**start(request={"questions": questions}, mode="on_change"))
-        await asyncio.sleep(1.5)
+        await until(lambda: decides(process, "ended"), 20)
+        await until(lambda: not leases(process), 20)  # given back before the Close leaves
         found = await ws.until_close(timeout=20)
         assert (found.code, found.reason) == (1013, "slow_reader")
         assert [m["type"] for m in ws.messages] == ["hello", "ack", "decision"]
+
+
+def leases(process: GatewayProcess) -> int:
+    """How many streams hold a place."""
+    with contextlib.closing(sqlite3.connect(process.workdir / "sluicegate.db")) as database:
+        (count,) = database.execute("SELECT count(*) FROM streams").fetchone()
+    return int(count)
 
 
 def _options() -> dict[str, str]:
@@ -323,7 +334,8 @@ async def test_pings_of_a_reader_that_stops_do_not_pile_up() -> None:
             for i in range(200)
         }
         await ws.say(**start(request={"questions": questions}, mode="on_change"))
-        await asyncio.sleep(0.5)
+        # Its decision is on the way: more than the ack, and more than anyone takes.
+        await until(lambda: in_kernel(ws.client.sock, termios.FIONREAD) > 1000, 20)
         await ws.send(frame(PING) * 2)
         await asyncio.sleep(0.2)
         assert '"reason":"slow_reader"' not in process.stderr()

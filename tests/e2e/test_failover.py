@@ -208,17 +208,17 @@ async def test_retry_after_is_honoured_and_expires(stack: Stack, route: Route) -
     route.script("a", *json_answer({}, status=429, retry_after="1"))
     serve(route, "b")
     serve(route, "b")
+    asked_at = time.monotonic()
     for _ in range(2):
         await stack.ask(model=route.slug)
-    refused_at = time.monotonic()
     assert route.order == "abb"
     while "a" not in route.order[1:]:
-        assert time.monotonic() - refused_at < 10
+        assert time.monotonic() - asked_at < 10
         await asyncio.sleep(0.2)
         for letter in "ab":
             route.script(letter, *openai_stream(["x"]), repeat=True)
         await stack.ask(model=route.slug)
-    assert time.monotonic() - refused_at > 0.5
+    assert time.monotonic() - asked_at > 0.9
     await stack.ask(model=route.slug)
     assert route.order.endswith("aa"), "success clears it"
 

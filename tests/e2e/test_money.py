@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
+import sqlite3
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ import pytest
 from relay.money import Source
 from relay.stores.base import Org, StoredKey
 from tests.support.books import Books, books_of
+from tests.support.checks import until
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.gateway import AUTH, MODEL, GatewayProcess, config_for
 from tests.support.script import DONE, Eof, Fin, Head, Rst, Send, Wait, chunk, json_answer, sse
@@ -285,9 +288,9 @@ async def test_a_running_gateway_obeys_a_new_key_and_its_revocation_within_5_s(t
     for status, change in ((200, None), (401, "key_1")):
         if change is not None:
             assert await till.books.store.revoke_key(change)
-        until = time.monotonic() + 5
+        latest = time.monotonic() + 5
         while (got := await till.models(key)) != status:
-            assert time.monotonic() < until, f"still {got}, not {status}"
+            assert time.monotonic() < latest, f"still {got}, not {status}"
             await asyncio.sleep(0.05)
 
 
@@ -310,7 +313,7 @@ async def test_a_kill_in_the_middle_of_100_streams_loses_and_doubles_nothing(
                     await client.request("POST", "/v1/chat/completions", headers=[AUTH], json=BODY)
                 for client in clients:
                     await client.read_until(lambda c: len(c.events) == 3, timeout=20)
-                await asyncio.sleep(5.5)  # the progress is written every 5 s
+                await until(lambda: noted(tmp_path) == 100, 50, what="100 notes")  # every 5 s
                 gateway.kill()
                 await gateway.wait()
             finally:
@@ -335,6 +338,15 @@ async def test_a_kill_in_the_middle_of_100_streams_loses_and_doubles_nothing(
             await books.rows(100)
             assert one.returncode is None
             assert two.returncode is None
+
+
+def noted(workdir: Path) -> int:
+    """How many holds tell how far their stream is, here three words."""
+    with contextlib.closing(sqlite3.connect(workdir / "sluicegate.db")) as database:
+        (count,) = database.execute(
+            "SELECT count(*) FROM holds WHERE noted_completion_tokens = 3"
+        ).fetchone()
+    return int(count)
 
 
 async def test_many_hang_ups_leave_no_hold_and_no_slot(till: Till) -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import shutil
 import signal
-import struct
 import termios
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +18,16 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import pytest_asyncio
 
-from tests.support.checks import CHAT, Aftermath, ask, ask_through, payload, until, until_still
+from tests.support.checks import (
+    CHAT,
+    Aftermath,
+    ask,
+    ask_through,
+    in_kernel,
+    payload,
+    until,
+    until_still,
+)
 from tests.support.fake_upstream import (
     FakeUpstream,
     Flood,
@@ -34,7 +41,6 @@ from tests.support.fake_upstream import (
 from tests.support.gateway import AUTH, GatewayProcess, config_for
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import AsyncIterator
 
     from tests.support.fake_upstream import RecordedRequest
@@ -88,12 +94,6 @@ async def read_a_stream(gateway: GatewayProcess, up: FakeUpstream, words: int) -
         await client.read_all()
         assert len(client.events) == words + 3
     return time.monotonic() - started
-
-
-def in_kernel(sock: socket.socket, what: int) -> int:
-    """FIONREAD: received and not read; TIOCOUTQ: written and not acknowledged by the peer."""
-    (size,) = struct.unpack("i", fcntl.ioctl(sock, what, b"\0" * 4))
-    return int(size)
 
 
 # --- what it costs --------------------------------------------------------------------------------
@@ -195,12 +195,11 @@ async def test_a_reader_that_takes_nothing_of_the_last_bytes_is_cut(
     # As much as neither the kernel takes nor makes a write block.
     up.script(Head(framing="close"), *[Send(SMALL * 20) for _ in range(11)], *openai_stream([]))
     async with gateway.client(rcvbuf=4096) as client:
+        asked_at = time.monotonic()
         await ask(client)
         await aftermath.one_request_line(status=200, outcome="completed")
-        asked_at = time.monotonic()
-        assert aftermath.new_sockets == 1
         await until(lambda: aftermath.new_sockets == 0, 10 * STALL_S, what="the cut")
-        assert time.monotonic() - asked_at >= STALL_S / 2
+        assert time.monotonic() - asked_at >= STALL_S
 
 
 async def test_a_plain_reply_that_is_not_read_is_cut(

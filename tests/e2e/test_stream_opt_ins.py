@@ -427,12 +427,12 @@ async def test_a_plain_request_whose_stream_stalls(stack: Stack, routes: Routes)
 async def test_comments_are_no_silence(stack: Stack, routes: Routes) -> None:
     """B76: the upstream is at work; nor are chunks that come slowly, however many (B75)."""
     route = routes.take("idle")
-    gap = LIMIT_S / 4
-    slow = [step for data in (B,) * 8 for step in (Send(sse(data)), Sleep(gap))]
+    gap = LIMIT_S / 8
+    slow = [step for data in (B,) * 16 for step in (Send(sse(data)), Sleep(gap))]
     end = [Send(sse(STOP)), Send(DONE)]
-    route.script("a", Send(sse(A)), Pings(10, gap), Sleep(gap), *slow, *end)
+    route.script("a", Send(sse(A)), Pings(20, gap), Sleep(gap), *slow, *end)
     answer = await stack.ask(model=route.slug)
-    assert answer.text == "a" + 8 * "b"
+    assert answer.text == "a" + 16 * "b"
 
 
 async def test_a_stall_behind_the_end_is_none(stack: Stack, routes: Routes) -> None:

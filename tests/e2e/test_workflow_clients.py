@@ -188,11 +188,18 @@ async def test_w2_4_heartbeats_while_a_run_is_silent(flow: Flows) -> None:
     flow.hangs("slow", "a", until=go)
     run = await flow.begin(document(task("t1", "slow")))
     await until_asked(flow, 1)
-    await asyncio.sleep(1)
-    go.set()
-    seen = await flow.events(run)
-    beats = seen.data("heartbeat")
-    assert 2 <= len(beats) <= 8
+    began = time.monotonic()
+    body = b""
+    async with flow.http.get(f"{BASE}/executions/{run}/events") as response:
+        while body.count(b"event: heartbeat\n") < 3:
+            more = await response.content.readany()
+            assert more, body
+            body += more
+        silent_s = time.monotonic() - began
+        go.set()
+        body += await response.read()
+    beats = read(body, placed=True).data("heartbeat")
+    assert 3 <= len(beats) <= silent_s / 0.2 + 3
     assert beats[0] == {"running": ["t1"]}
 
 
@@ -201,11 +208,12 @@ async def test_w2_4_the_row_is_touched_and_stays_its_owners() -> None:
         flow.hangs("slow", "a")
         run = await flow.begin(document(task("t1", "slow")))
         await until_asked(flow, 1)
-        stamps = set()
-        for _ in range(25):
-            stamps.add((await flow.status(run))["updated_at"])
-            await asyncio.sleep(0.1)
-        assert len(stamps) > 3
+        began = time.monotonic()
+        stamps: set[float] = set()
+        async with asyncio.timeout(30):
+            while len(stamps) <= 3 or time.monotonic() - began < 2.5:
+                stamps.add((await flow.status(run))["updated_at"])
+                await asyncio.sleep(0.1)
         assert len(flow.up.requests) == 1  # nobody took it over
         await flow.json("POST", f"{BASE}/executions/{run}/cancel")
 
@@ -307,8 +315,7 @@ async def test_a_run_goes_on_in_the_next_process(tmp_path: Path, how: str) -> No
             flow.hangs("slow", "half of ")
             run = await flow.begin(document(task("t1", "a"), task("t2", "slow"), task("t3", "a")))
             await until_asked(flow, 2)
-            await asyncio.sleep(0.3)
-            before = await _partly(flow, run)
+            before = await flow.until_said(run, "half of")
             if how == "kill":
                 flow.gateway.kill()
             else:
@@ -329,14 +336,6 @@ async def test_a_run_goes_on_in_the_next_process(tmp_path: Path, how: str) -> No
             rest = await flow.events(run, after=len(before.events))
             assert rest.events == seen.events[len(before.events) :]
             assert await flow.output(run, "t2") == "all of it"
-
-
-async def _partly(flow: Flows, run: str) -> Any:
-    async with flow.http.get(f"{BASE}/executions/{run}/events") as response:
-        body = b""
-        while b"half of" not in body:
-            body += await response.content.readany()
-    return read(body, placed=True, whole=False)
 
 
 # -- yield ----------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ async def test_a_cancelled_run_tells_what_it_did_and_used() -> None:
         flow.hangs("slow", "so ", "far ")
         run = await flow.begin(document(task("t1", "a"), task("t2", "slow")))
         await until_asked(flow, 2)
-        await asyncio.sleep(0.3)
+        await flow.until_said(run, "far ")
         await flow.json("POST", f"{BASE}/executions/{run}/cancel")
         row = await flow.status(run)
         async with books_of(flow.gateway.workdir) as books:

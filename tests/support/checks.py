@@ -6,13 +6,16 @@ Bounds are ten times what is expected: they tell a fault from a slow machine.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import struct
 import time
 from typing import TYPE_CHECKING, Any
 
 from tests.support.gateway import AUTH, MODEL
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from tests.support.fake_upstream import FakeUpstream, RecordedRequest
@@ -60,6 +63,12 @@ async def until_still(*requests: RecordedRequest, quiet_s: float = 0.3) -> None:
         if (now := sum(request.bytes_written for request in requests)) != seen:
             seen, since = now, time.monotonic()
         await asyncio.sleep(0.02)
+
+
+def in_kernel(sock: socket.socket, what: int) -> int:
+    """FIONREAD: received and not read; TIOCOUTQ: written and not acknowledged by the peer."""
+    (size,) = struct.unpack("i", fcntl.ioctl(sock, what, b"\0" * 4))
+    return int(size)
 
 
 class Aftermath:

@@ -1,6 +1,7 @@
 """The gateway over a decision backend that does what the state says; run in place of `planes.cli`.
 
     !delay=0.5             answers after half a second; if it is cancelled before, that is told too
+    !until=NAME            answers once there is a file of that name in its working directory
     !error=CODE:RETRY_MS   fails with that code; without RETRY_MS it may not be tried again
     !times=2               does so the first two times that it sees this state, then decides
 
@@ -48,6 +49,8 @@ class ScriptedBackend:
         self._note("began", call)
         try:
             await asyncio.sleep(float(words.get("delay", 0)))
+            while "until" in words and not Path(words["until"]).exists():
+                await asyncio.sleep(0.01)
         except asyncio.CancelledError:
             self._note("cancelled", call)
             raise

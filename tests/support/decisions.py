@@ -68,6 +68,11 @@ def decides(process: GatewayProcess, what: str = "began") -> list[dict[str, Any]
     return [call for line in lines if (call := json.loads(line))["what"] == what]
 
 
+def let_end(process: GatewayProcess, name: str) -> None:
+    """Lets the decides of `!until=<name>` go on, those to come too."""
+    (process.workdir / name).touch()
+
+
 def start(state: Any = "Initial log\n", *, mode: str = "on_request", **more: Any) -> dict[str, Any]:
     """The fields of a `start`."""
     request = {"model": MODEL, "state": state, "questions": QUESTIONS}

@@ -73,6 +73,16 @@ class Flows:
             assert response.status == 200, await response.read()
             return read(await response.read(), placed=True, began=after == 0)
 
+    async def until_said(self, run: str, text: str) -> Seen:
+        """Follow a run until some text of it is there, and leave; what was seen until then."""
+        body = b""
+        async with self.http.get(f"{BASE}/executions/{run}/events") as response:
+            while text.encode() not in body:
+                more = await response.content.readany()
+                assert more, body
+                body += more
+        return read(body, placed=True, whole=False)
+
     async def json(
         self, method: str, path: str, payload: Any = None, *, key: str = KEY, **more: Any
     ) -> tuple[int, Any]:
