@@ -15,13 +15,15 @@ import pytest_asyncio
 from tests.support.books import books_of
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.gateway import AUTH, KEY
-from tests.support.script import Send, Sleep, chunk, json_answer, sse
+from tests.support.script import Send, Sleep, Wait, chunk, json_answer, sse
 from tests.support.wire import chunks
 from tests.support.workflows import PLAIN_KEY, Flows, flows
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from tests.support.script import Step
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -44,9 +46,13 @@ def flow(shared: Flows) -> Flows:
     return shared
 
 
-def paced(flow: Flows, gap_s: float = 0.02) -> None:
-    """The agent `slow` says its words one by one."""
-    words = [step for word in WORDS for step in (Send(sse(chunk(word))), Sleep(gap_s))]
+def paced(flow: Flows, *, late: asyncio.Event | None = None) -> None:
+    """The agent `slow` says its words one by one; the last two when it may."""
+    words: list[Step] = []
+    for word in WORDS:
+        if late is not None and word == WORDS[-2]:
+            words.append(Wait(late))
+        words += [Send(sse(chunk(word))), Sleep(0.02)]
     usage = {"prompt_tokens": 7, "completion_tokens": len(WORDS), "total_tokens": 15}
     final = Send(sse(json.dumps({"choices": [], "usage": usage})))
     done = Send(b"data: [DONE]\n\n")
@@ -85,7 +91,7 @@ def runs_of(flow: Flows) -> set[str]:
 @pytest.mark.parametrize("how", ["continue", "cancel"])
 async def test_a1_6_leaving_at_any_byte(flow: Flows, how: str) -> None:
     """By FIN and by RST: the run goes on and is kept, or is stopped with its provider."""
-    paced(flow, 0.02 if how == "continue" else 0.05)
+    paced(flow)
     asked = {"prompt": "hi", "stream": True, "on_disconnect": how}
     async with flow.http.post(f"{BASE}/slow/execute", json=asked) as response:
         whole = await response.read()
@@ -95,6 +101,11 @@ async def test_a1_6_leaving_at_any_byte(flow: Flows, how: str) -> None:
     rng = random.Random(7)
     for n, cut in enumerate([0, 1, *sorted(rng.sample(range(2, len(whole) - 200), 14))]):
         flow.up.requests.clear()
+        if how == "cancel":  # who leaves in the first half does so before the last words
+            late = asyncio.Event()
+            paced(flow, late=late)
+            if cut > len(whole) // 2:
+                late.set()
         async with flow.gateway.client() as client:
             await client.request("POST", f"{BASE}/slow/execute", headers=[AUTH], json=asked)
             await client.read_head()
@@ -125,7 +136,7 @@ async def test_a1_6_leaving_at_any_byte(flow: Flows, how: str) -> None:
 @pytest.mark.parametrize("how", ["continue", "cancel"])
 @pytest.mark.parametrize("path", ["execute", "chat/completions"])
 async def test_a1_6_leaving_without_a_stream(flow: Flows, path: str, how: str) -> None:
-    paced(flow, 0.1)
+    paced(flow, late=asyncio.Event() if how == "cancel" else None)
     before = runs_of(flow)
     asked = {"messages": [{"role": "user", "content": "hi"}], "on_disconnect": how}
     async with flow.gateway.client() as client:
@@ -141,7 +152,7 @@ async def test_a1_6_leaving_without_a_stream(flow: Flows, path: str, how: str) -
 
 async def test_a1_6_leaving_before_the_head(flow: Flows) -> None:
     """Around the moment in which its run is stored: if it begins, it is stopped again."""
-    paced(flow, 0.1)
+    paced(flow, late=asyncio.Event())
     asked = {"prompt": "hi", "stream": True, "on_disconnect": "cancel"}
     before = runs_of(flow)
     for n in range(20):

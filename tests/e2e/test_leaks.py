@@ -151,7 +151,10 @@ async def test_no_task_and_no_upstream_connection_is_left(
         return {task for task in asyncio.all_tasks() - before - theirs if not task.done()}
 
     try:
-        await visits(host, port, random.Random(1), 600, 20)
+        dice = random.Random(1)
+        await visits(host, port, dice, 600, 20)
+        while len(up.requests) <= 100:  # where all is slow, most leave before they get that far
+            await visits(host, port, dice, 100, 20)
         await until(lambda: not others(), 5, what=f"the end of {others()}")
         await until(lambda: not open_connections(up), 5, what="the end of upstream connections")
     finally:
@@ -160,7 +163,6 @@ async def test_no_task_and_no_upstream_connection_is_left(
     await asyncio.sleep(0)
     assert not complaints
     assert "never retrieved" not in caplog.text
-    assert len(up.requests) > 100, "many visits came as far as the upstream"
 
 
 async def test_a_process_is_as_before_after_many_hang_ups(up: FakeUpstream, tmp_path: Path) -> None:

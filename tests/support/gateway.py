@@ -38,7 +38,7 @@ MODEL = "test/model"
 UPSTREAM_MODEL = "upstream-model"
 AUTH = ("authorization", f"Bearer {KEY}")
 
-_START_TIMEOUT_S = 20.0
+_START_TIMEOUT_S = 60.0
 
 # In the child, before Python is replaced by Python: a test run that is killed takes the gateway
 # with it. (Not `preexec_fn`: Python 3.12 warns about it wherever a thread is running.)

@@ -23,6 +23,7 @@ from relay.decisions.limits import DecisionLimits
 from relay.decisions.session import DecisionSession
 from relay.inflight import InFlight
 from tests.support.checks import until
+from tests.support.clock import in_virtual_time
 from tests.support.deciding import decide_service
 from tests.support.decisions import MODEL, start
 
@@ -265,6 +266,7 @@ async def test_a_decide_that_does_not_settle_is_cancelled(rig: Rig) -> None:
     assert asyncio.get_running_loop().time() - began >= 0.25
 
 
+@in_virtual_time
 async def test_a_decide_has_its_time_once() -> None:
     """D3.6: what it had before the goodbye is not given again after the Close."""
     rig = Rig(DecisionLimits.of({"decision_settlement_timeout_ms": 1500}))

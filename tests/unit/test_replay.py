@@ -192,7 +192,7 @@ async def test_abort_ends_a_waiting_read(tmp_path: Path) -> None:
 
 
 async def test_a_cancelled_read_can_be_read_again(tmp_path: Path) -> None:
-    reply = await replay_of(tmp_path, transcript((30, b"once")), speed=1.0)
+    reply = await replay_of(tmp_path, transcript((500, b"once")), speed=1.0)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(reply.read(), 0.005)
     assert await read_all(reply) == [b"once"]
