@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.support.checks import until
+from tests.support.checks import has_read, until
 from tests.support.decisions import (
     auth,
     config,
@@ -306,7 +306,8 @@ async def test_sigterm_in_the_middle_of_an_opening() -> None:
         locker.execute("BEGIN EXCLUSIVE")
         ws = RawSocket(client)
         opening = asyncio.ensure_future(ws.open(headers=[auth(KEY)]))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0)  # it is sent
+        await has_read(client.sock)
         await stopped(process)
         locker.execute("ROLLBACK")
         locker.close()

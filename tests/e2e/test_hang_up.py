@@ -25,6 +25,7 @@ from tests.support.checks import (
     Aftermath,
     ask,
     ask_through,
+    has_read,
     payload,
     slot_is_free,
     until,
@@ -209,7 +210,7 @@ async def test_before_the_body_is_complete(
         if part and "chunked" in framing:
             part = b"%x\r\n%s\r\n" % (len(part), part)
         await client.send(head.encode() + part)
-        await asyncio.sleep(0.03)  # the gateway waits for the rest
+        await has_read(client.sock)
         leave(client, how)
         await aftermath.no_socket_left()
         await aftermath.one_request_line(status=499, error_code="client_abort")

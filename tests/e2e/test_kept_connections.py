@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from tests.support.checks import until
 from tests.support.fake_upstream import DONE, Head, Raw, Sleep, chunk, openai_stream, sse
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ async def test_bytes_behind_an_answer_reach_nobody(
     steps = [Head(framing="length"), *openai_stream(["one"]), *behind]
     first = await stack.ask(*steps, model="fake/a")
     assert first.text == "one"
-    await asyncio.sleep(0.15)
+    asked = stack.requests[0]
+    await until(lambda: asked.answered.is_set() or asked.closed.is_set(), 20)
     if stream:
         second = await stack.ask(*openai_stream(["two"]), model="fake/b")
         assert second.text == "two"

@@ -274,14 +274,14 @@ async def test_gaps_and_first_tokens_are_measured(
     """O3.3: a gap for each read that gave output, not for a comment."""
     a, b = Send(sse(chunk("a"))), Send(sse(chunk("b")))
     finish = Send(sse(chunk("", finish_reason="stop")))
-    words: list[Step] = [Sleep(0.3), a, Sleep(0.2), Send(PING), Sleep(0.2), b, Sleep(0.2)]
+    words: list[Step] = [Sleep(0.3), a, Sleep(0.4), Send(PING), Sleep(0.4), b, Sleep(0.8)]
     up.script(Head(), *words, finish, Send(DONE), Eof())
     await post(gateway)
     seen = await scrape_after(gateway, 1)
     name = "gen_ai_client_inference_time_per_output_chunk_seconds"
     # a → b, b → finish, and finish → [DONE] if they came in two reads
     assert seen.value(f"{name}_count") in (2, 3)
-    assert 0.59 < seen.value(f"{name}_sum") < 6
+    assert 1.2 < seen.value(f"{name}_sum") < 16
     assert seen.value(f"{name}_bucket", le="0.16") == seen.value(f"{name}_count") - 2
     assert increasing(seen.values(f"{name}_bucket", "le").values())
     for first in (
@@ -291,7 +291,7 @@ async def test_gaps_and_first_tokens_are_measured(
         assert seen.value(f"{first}_count") == 1
         assert 0.29 < seen.value(f"{first}_sum") < 3
     duration = "gen_ai_server_request_duration_seconds"
-    assert 0.89 < seen.value(f"{duration}_sum") < 9
+    assert 1.89 < seen.value(f"{duration}_sum") < 19
 
 
 async def test_gauges_follow_what_runs(

@@ -137,31 +137,31 @@ class Waited:
 
 
 SCENARIOS: Final[dict[str, tuple[list[Step], dict[str, Any]]]] = {
-    "status after 6 s": (
-        [Sleep(6), Head(), Sleep(1), *openai_stream(["Hi"], usage=False)],
+    "status after 8 s": (
+        [Sleep(8), Head(), Sleep(1), *openai_stream(["Hi"], usage=False)],
         {"base": API_V1},
     ),
-    "refused after 6 s": ([Sleep(6), *json_answer({"error": "no"}, status=429)], {"base": API_V1}),
-    "died after 6 s": ([Sleep(6), Rst()], {"base": API_V1}),
-    "body after 11 s": ([Head(), Sleep(11), *openai_stream(["Hi"])], {"base": API_V1}),
+    "refused after 8 s": ([Sleep(8), *json_answer({"error": "no"}, status=429)], {"base": API_V1}),
+    "died after 8 s": ([Sleep(8), Rst()], {"base": API_V1}),
+    "body after 13 s": ([Head(), Sleep(13), *openai_stream(["Hi"])], {"base": API_V1}),
     "comment, then silence": (
-        [Head(), Send(PING), Sleep(11), *openai_stream(["Hi"])],
+        [Head(), Send(PING), Sleep(13), *openai_stream(["Hi"])],
         {"base": API_V1},
     ),
     "silence after the first chunk": (
-        [Send(sse(A)), Sleep(11), Send(sse(STOP) + DONE)],
+        [Send(sse(A)), Sleep(13), Send(sse(STOP) + DONE)],
         {"base": API_V1},
     ),
-    "off, refused after 6 s": (
-        [Sleep(6), *json_answer({"error": "no"}, status=429, retry_after="3")],
+    "off, refused after 8 s": (
+        [Sleep(8), *json_answer({"error": "no"}, status=429, retry_after="3")],
         {"base": API_V1, "headers": NO_COMMENTS},
     ),
-    "off, status after 6 s": (
-        [Sleep(6), Head(), Sleep(1), *openai_stream(["Hi"])],
+    "off, status after 8 s": (
+        [Sleep(8), Head(), Sleep(1), *openai_stream(["Hi"])],
         {"base": API_V1, "key": QUIET_KEY},
     ),
-    "/v1, refused after 6 s": ([Sleep(6), *json_answer({}, status=422)], {"base": V1}),
-    "/v1, body after 11 s": ([Head(), Sleep(11), *openai_stream(["Hi"])], {"base": V1}),
+    "/v1, refused after 8 s": ([Sleep(8), *json_answer({}, status=422)], {"base": V1}),
+    "/v1, body after 13 s": ([Head(), Sleep(13), *openai_stream(["Hi"])], {"base": V1}),
     "endless after the finish": ([Send(sse(A) + sse(STOP)), Pings(60, 0.5)], {"base": V1}),
 }
 
@@ -192,9 +192,9 @@ async def waited(
 
 
 def about(times: list[float], *expected: float) -> bool:
-    """Whether these are the times, to a second."""
+    """Whether these are the times; what else happens is three seconds from each."""
     return len(times) == len(expected) and all(
-        wanted - 0.2 <= time_ <= wanted + 1.0 for time_, wanted in zip(times, expected, strict=True)
+        wanted - 0.2 <= time_ <= wanted + 2.5 for time_, wanted in zip(times, expected, strict=True)
     )
 
 
@@ -202,14 +202,14 @@ async def test_comments_begin_after_five_seconds_without_a_status(
     waited: dict[str, Waited],
 ) -> None:
     """M2.1, M1.3: the headers are committed then; the status, when known, adds no second one."""
-    seen = waited["status after 6 s"]
+    seen = waited["status after 8 s"]
     assert about(seen.times(COMMENT), 5)
     assert about([seen.arrivals[0][0]], 5)
     assert seen.answer.text == "Hi"
     assert seen.answer.header("content-type") == "text/event-stream"
 
 
-@pytest.mark.parametrize("name", ["refused after 6 s", "died after 6 s"])
+@pytest.mark.parametrize("name", ["refused after 8 s", "died after 8 s"])
 async def test_a_failure_behind_comments_travels_in_band(
     waited: dict[str, Waited], name: str
 ) -> None:
@@ -217,7 +217,7 @@ async def test_a_failure_behind_comments_travels_in_band(
     seen = waited[name]
     assert seen.answer.status == 200
     assert about(seen.times(COMMENT), 5)
-    assert about(seen.times(b'"error":{'), 6)
+    assert about(seen.times(b'"error":{'), 8)
     assert seen.answer.in_band["metadata"]["provider_name"] == "fake"
     assert seen.answer.chunks[-1]["provider"] == "fake"
 
@@ -226,8 +226,8 @@ async def test_comments_come_every_ten_seconds_until_the_first_byte(
     waited: dict[str, Waited],
 ) -> None:
     """M2.1: at the status, and then each ten seconds."""
-    assert about(waited["body after 11 s"].times(COMMENT), 0, 10)
-    assert waited["body after 11 s"].answer.text == "Hi"
+    assert about(waited["body after 13 s"].times(COMMENT), 0, 10)
+    assert waited["body after 13 s"].answer.text == "Hi"
 
 
 @pytest.mark.parametrize("name", ["comment, then silence", "silence after the first chunk"])
@@ -237,7 +237,7 @@ async def test_comments_end_with_the_first_byte(waited: dict[str, Waited], name:
 
 
 @pytest.mark.parametrize(
-    ("name", "status"), [("off, refused after 6 s", 429), ("/v1, refused after 6 s", 422)]
+    ("name", "status"), [("off, refused after 8 s", 429), ("/v1, refused after 8 s", 422)]
 )
 async def test_without_comments_nothing_is_committed_before_the_status(
     waited: dict[str, Waited], name: str, status: int
@@ -245,11 +245,11 @@ async def test_without_comments_nothing_is_committed_before_the_status(
     """M1.4, M2.1: so that a late refusal keeps its own status and Retry-After."""
     seen = waited[name]
     assert seen.answer.status == status
-    assert about([seen.arrivals[0][0]], 6)
+    assert about([seen.arrivals[0][0]], 8)
     assert seen.answer.header("retry-after") == ("3" if status == 429 else None)
 
 
-@pytest.mark.parametrize("name", ["off, status after 6 s", "/v1, body after 11 s"])
+@pytest.mark.parametrize("name", ["off, status after 8 s", "/v1, body after 13 s"])
 async def test_without_comments_a_slow_stream_is_silent(
     waited: dict[str, Waited], name: str
 ) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from relay.upstreams.weights import SMOLLM2_135M
-from tests.support.checks import CHAT, Aftermath, ask, ask_through, until, until_still
+from tests.support.checks import CHAT, Aftermath, ask, ask_through, has_read, until, until_still
 from tests.support.fake_upstream import (
     DONE,
     FakeUpstream,
@@ -194,7 +194,7 @@ async def test_at_the_end_of_the_grace_an_upload_gets_503(up: FakeUpstream) -> N
     async with process(up) as gateway, gateway.client() as client:
         head = [f"POST {CHAT} HTTP/1.1", "host: x", f"authorization: Bearer {KEY}"]
         await client.send("\r\n".join([*head, "content-length: 1000", "", "{"]).encode())
-        await asyncio.sleep(0.05)
+        await has_read(client.sock)
         started = time.monotonic()
         gateway.terminate()
         await client.read_all(timeout=GRACE_S + 5)

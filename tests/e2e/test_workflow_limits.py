@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from tests.support.books import books_of
+from tests.support.checks import has_read
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.gateway import AUTH
 from tests.support.workflow_wire import read
@@ -118,7 +119,7 @@ async def test_w2_3_an_answer_is_for_the_yield_that_it_was_checked_against() -> 
         async with flow.gateway.client() as late:
             head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{AUTH[0]}: {AUTH[1]}\r\n"
             await late.send(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:5])
-            await asyncio.sleep(0.3)
+            await has_read(late.sock)
             async with flow.http.post(path, json={"answer": 1}) as response:
                 assert read(await response.read(), began=False).status == "yielded"
             await late.send(body[5:])

@@ -10,6 +10,7 @@ import fcntl
 import json
 import struct
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.support.gateway import AUTH, MODEL
@@ -69,6 +70,21 @@ def in_kernel(sock: socket.socket, what: int) -> int:
     """FIONREAD: received and not read; TIOCOUTQ: written and not acknowledged by the peer."""
     (size,) = struct.unpack("i", fcntl.ioctl(sock, what, b"\0" * 4))
     return int(size)
+
+
+async def has_read(sock: socket.socket) -> None:
+    """Waits until the other end, a process on this machine, has read what was sent, or closed."""
+    ends = [f"0100007F:{end[1]:04X}" for end in (sock.getpeername(), sock.getsockname())]
+
+    def read() -> bool:
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[1:3] == ends:
+                # What waits to be read; a connection that is not accepted yet has no inode.
+                return fields[4].endswith(":00000000") and fields[9] != "0"
+        return True
+
+    await until(read, 20, what="reading")
 
 
 class Aftermath:
