@@ -76,10 +76,10 @@ def test_a_schema_costs_little_whatever_it_is_and_whatever_is_held_to_it(
 ) -> None:
     """One answer could stop the process for a minute, or end it: gigabytes of problems."""
     judge = AnswerSchema(schema)
-    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     [problem] = judge.problems(value)
     assert told in problem
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
 
 
@@ -127,10 +127,10 @@ def test_w1_4_half_an_emoji_in_a_key_is_a_problem_with_its_place(
     ids=["spaces", "lines", "closed", "ticks", "fences"],
 )
 def test_a_long_reply_is_read_in_linear_time(text: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(Unreadable):
         json_value(text)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(
