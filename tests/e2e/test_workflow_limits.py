@@ -79,8 +79,9 @@ async def test_a_stop_ends_streams_within_its_grace_and_counts_what_was_used(
             assert seen.names[-1] == "streaming_started"
             assert seen.texts == {"t1": "half of it "}
             assert await flow.gateway.wait(15) == 0
+        # Before the next process is there: it takes the run up as it starts.
+        flow.says("slow", "all ", "of it")
         async with flows(up, tmp_path, **settings) as flow:
-            flow.says("slow", "all ", "of it")
             assert (await flow.events(run)).status == "completed"
             usage = (await flow.status(run))["usage"]
             async with books_of(tmp_path) as books:
