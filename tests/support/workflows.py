@@ -111,7 +111,7 @@ class Flows:
                 if all(line.get(name) == value for name, value in wanted.items())
             ]
 
-        await until(lambda: bool(found()), timeout=10, what=f"a line {event} of {fields}")
+        await until(lambda: bool(found()), timeout=30, what=f"a line {event} of {fields}")
         (line,) = found()
         return line
 
