@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -151,10 +153,16 @@ async def test_a_replay_across_a_restart(tmp_path: Path) -> None:
 async def test_it_outlives_a_kill(tmp_path: Path) -> None:
     """kill -9 with its decide in flight: its own retries come to the answer, billed once."""
     over = config(limits={"idempotency_lease_ms": 3000, "idempotency_renew_interval_ms": 1000})
-    port, state = free_port(), "!until=killed"
+    port, state, back = free_port(), "!until=killed", threading.Event()
+
+    def sleep(seconds: float) -> None:
+        """It tries six times, and a start may take longer than its waits."""
+        back.wait(60)
+        time.sleep(seconds)
+
     async with gateway(over, workdir=tmp_path, port=port) as process:
         client = asyncio.create_task(
-            using(process, lambda c: c.decide_with_response(request(state)), key=KEY)
+            using(process, lambda c: c.decide_with_response(request(state)), key=KEY, sleep=sleep)
         )
         await until(lambda: decides(process))
         process.kill()
@@ -162,6 +170,7 @@ async def test_it_outlives_a_kill(tmp_path: Path) -> None:
         let_end(process, "killed")
     # A connection that breaks after its request was sent is tried again under the same key.
     async with gateway(over, workdir=tmp_path, port=port) as process, books_of(tmp_path) as books:
+        back.set()
         found = await asyncio.wait_for(client, 60)
         assert found.data["answers"].keys() == {"ready"}
         calls = decides(process)

@@ -300,7 +300,7 @@ async def test_a_reader_that_stops_is_closed_1013_in_bounded_memory() -> None:
 
 async def test_a_stalled_reader_that_wakes_up_is_told_1013() -> None:
     """D2.5: no goodbye could leave; the Close stands behind what was stuck, in order."""
-    limits = {"write_progress_timeout_ms": 500, "close_handshake_timeout_ms": 5000}
+    limits = {"write_progress_timeout_ms": 500, "close_handshake_timeout_ms": 60_000}
     async with gateway(config(limits=limits)) as process, opened(process, rcvbuf=2048) as ws:
         questions = {
             f"q{i}": {"type": "choice", "instructions": "?", "criteria": _options()}

@@ -64,7 +64,8 @@ def fresh_key() -> str:
 def decides(process: GatewayProcess, what: str = "began") -> list[dict[str, Any]]:
     """The calls of the backend so far, in order."""
     file = process.workdir / "decides.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
+    written = file.read_text() if file.exists() else ""
+    lines = written.rpartition("\n")[0].splitlines()  # the last may be half written
     return [call for line in lines if (call := json.loads(line))["what"] == what]
 
 
