@@ -151,9 +151,9 @@ def test_values_with_a_secrets_name_are_masked(out: io.StringIO, name: str) -> N
     """At any depth, whatever their type."""
     logs.configure("json", stream=out)
     structlog.get_logger().info("x", **{name: "hunter2"}, headers=[{name: {"a": "hunter2"}}])
-    structlog.get_logger().info("x", **{name: 4711})
+    structlog.get_logger().info("x", **{name: 12345678901})  # no time has so many digits in a row
     assert "hunter2" not in out.getvalue()
-    assert "4711" not in out.getvalue()
+    assert "12345678901" not in out.getvalue()
     assert lines(out)[0][name] == "***"
     assert lines(out)[0]["headers"] == [{name: "***"}]
 
