@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from encoders.json_text import NumberTooLarge, dumps, loads_exact
+from encoders.json_exact import NumberTooLarge, loads_exact
+from encoders.json_text import dumps
 from planes.cli_common import USAGE
 from planes.cli_gateway import unreadable, wrong
 

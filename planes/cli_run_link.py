@@ -16,7 +16,8 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from encoders.json_text import dumps, loads, loads_exact
+from encoders.json_exact import loads_exact
+from encoders.json_text import dumps, loads
 from encoders.sse import SseDecoder, SseEventTooLarge
 from planes.cli_gateway import no_connection
 from planes.cli_run_events import LAST, Cursor

@@ -8,7 +8,8 @@ import orjson
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from encoders.json_text import NestedTooDeeply, NumberTooLarge, dumps, loads_exact
+from encoders.json_exact import NestedTooDeeply, NumberTooLarge, loads_exact
+from encoders.json_text import dumps
 from planes.errors import InvalidJson
 from relay.errors import BadRequest
 

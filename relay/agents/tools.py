@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from encoders.json_text import NumberTooLarge, loads_exact
+from encoders.json_exact import NumberTooLarge, loads_exact
 from relay.agents.http_tool import MESSAGES, ToolFailure
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from encoders.json_text import place_of_infinity
+from encoders.json_exact import place_of_infinity
 from relay.engines.base import Checked, DocumentError, Failed, Problem
 from relay.engines.embedded.building import NO_JSON, path_of
 from relay.engines.remote.link import EngineLink, RemoteLimits

@@ -321,23 +321,28 @@ async def test_a_cancellation_ends_running_tools(
     assert row.status == 200  # the model had answered
 
 
+async def shut_down_in_a_tool(stack: AgentStack, up: FakeUpstream, far: FakeUpstream) -> None:
+    """End the grace of a shutdown while the agent's tool does not answer."""
+    up.script(*script_for("openai", calls=[ROME]))
+    far.script(Wait(asyncio.Event()), Head())
+
+    async def run() -> None:
+        with stack.gateway.inflight.request():
+            await stack.call("one")
+
+    task = asyncio.create_task(run())
+    await far.request(0)
+    await stack.gateway.inflight.drain(0.05)
+    with pytest.raises(GatewayShutdown):
+        await task
+
+
 async def test_a_shutdown_ends_running_tools(
     up: FakeUpstream, far: FakeUpstream, tmp_path: Path
 ) -> None:
     async with stack_of(up, far, tmp_path) as stack:
-        up.script(*script_for("openai", calls=[ROME]))
-        far.script(Wait(asyncio.Event()), Head())
-
-        async def run() -> None:
-            with stack.gateway.inflight.request():
-                await stack.call("one")
-
-        task = asyncio.create_task(run())
-        request = await far.request(0)
-        await stack.gateway.inflight.drain(0.05)
-        with pytest.raises(GatewayShutdown):
-            await task
-        await request.wait_closed(timeout=1.0)
+        await shut_down_in_a_tool(stack, up, far)
+        await far.requests[0].wait_closed(timeout=1.0)
 
 
 @pytest.mark.parametrize(
@@ -380,18 +385,7 @@ async def test_a_tool_that_a_shutdown_cuts_off_has_a_line_too(
     out = io.StringIO()
     with logging_to(out):
         async with stack_of(up, far, tmp_path) as stack:
-            up.script(*script_for("openai", calls=[ROME]))
-            far.script(Wait(asyncio.Event()), Head())
-
-            async def run() -> None:
-                with stack.gateway.inflight.request():
-                    await stack.call("one")
-
-            task = asyncio.create_task(run())
-            await far.request(0)
-            await stack.gateway.inflight.drain(0.05)
-            with pytest.raises(GatewayShutdown):
-                await task
+            await shut_down_in_a_tool(stack, up, far)
     (line,) = [line for line in map(json.loads, out.getvalue().splitlines()) if "tool" in line]
     assert (line["event"], line["outcome"]) == ("tool", "shutdown")
 
